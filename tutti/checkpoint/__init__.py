@@ -1,0 +1,1 @@
+"""What is saved, when it is durable, and how it is read back on another number of ranks."""

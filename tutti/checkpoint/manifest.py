@@ -1,0 +1,104 @@
+"""The manifest of a checkpoint: what it holds, and the proof that all of it is there; read without torch."""
+
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tutti.errors import CheckpointError
+from tutti.records.files import write_durably
+
+NAME = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a run stood when it was saved, the shape of its model, and the size and sum of every file."""
+
+    recipe: str
+    step: int
+    seed: int
+    global_batch: int
+    micro_batch: int | None
+    train_samples: int
+    ranks: int
+    model: dict[str, str]  # parameter or buffer -> dtype and shape
+    progress: dict[str, Any]  # running sums, best metric, gradient scaler
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> bytes and CRC-32
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        write_durably(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def file_sum(path: Path) -> tuple[int, int]:
+    """The size and the CRC-32 of a file."""
+    size = total = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            total = zlib.crc32(chunk, total)
+            size += len(chunk)
+    return size, total
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """A checkpoint's manifest, or an error that names the folder."""
+    try:
+        content = json.loads((folder / NAME).read_text())
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {folder}: format {content['format']}, expected {FORMAT}.")
+        return Manifest(**content)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {NAME} cannot be read ({error}).") from error
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest of a checkpoint whose every file is as it was written; otherwise the last good one is offered."""
+    try:
+        manifest = read_manifest(folder)
+        for name, expected in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing.")
+            found = file_sum(path)
+            if found != tuple(expected):
+                raise CheckpointError(
+                    f"checkpoint {folder} is damaged: {name} has {found[0]:,} bytes with sum {found[1]:08x}, "
+                    f"expected {expected[0]:,} with {expected[1]:08x}."
+                )
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{_offer(folder)}") from None
+    return manifest
+
+
+def find_latest(checkpoints: Path) -> Path:
+    """The checkpoint that `latest` names."""
+    pointer = checkpoints / "latest"
+    try:
+        return checkpoints / pointer.read_text().strip()
+    except OSError:
+        raise CheckpointError(f"{checkpoints} holds no finished checkpoint to resume from.") from None
+
+
+def saved(checkpoints: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
+
+
+def _offer(bad: Path) -> str:
+    for folder in reversed(saved(bad.parent)):
+        if folder.name < bad.name:
+            try:
+                verify(folder)
+            except CheckpointError:
+                continue
+            return f" The last good one before it is {folder.name}: --resume {folder}"
+    return " There is no earlier good one."

@@ -1,0 +1,140 @@
+"""Saving and loading through torch.distributed.checkpoint; a checkpoint is whole and durable before it has a name."""
+
+import contextlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, saved
+from tutti.errors import CheckpointError
+from tutti.records.files import sync_folder, write_durably
+from tutti.runtime.group import Group
+
+
+def save(
+    checkpoints: Path,
+    manifest: Manifest,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: Group,
+    keep: int,
+    is_best: bool = False,
+) -> None:
+    """Save on all ranks; on failure every rank raises, and what was there before is untouched."""
+    final = checkpoints / folder_name(manifest.step)
+    partial = checkpoints / f".{final.name}.partial"
+    if group.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with _quiet():
+            dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
+        problem = _seal(partial, final, manifest, group)
+    except Exception as error:  # torch gathers what went wrong on any rank and raises it on all
+        problem = _reason(error)
+    if problem is None:
+        problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
+    if problem is not None:
+        if group.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"checkpoint {final} was not saved: {problem}")
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read a verified checkpoint into a model and its optimizer, on any number of ranks."""
+    state = _state(model, optimizer)
+    with _quiet():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def model_shape(model: nn.Module) -> dict[str, str]:
+    """The names, types and shapes of what a model saves."""
+    return {
+        name: f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        for name, value in model.state_dict().items()
+    }
+
+
+def check_model(folder: Path, manifest: Manifest, model: nn.Module) -> None:
+    """Refuse a checkpoint of another model, with the first difference."""
+    here, there = model_shape(model), manifest.model
+    for name in dict.fromkeys((*there, *here)):
+        if here.get(name) != there.get(name):
+            raise CheckpointError(
+                f"checkpoint {folder} is of another model: {name} is {there.get(name, 'absent')} in it and "
+                f"{here.get(name, 'absent')} in the model of this run. Resume with the recipe that made it "
+                f"({manifest.recipe}), without overrides of model.*."
+            )
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def _seal(partial: Path, final: Path, manifest: Manifest, group: Group) -> str | None:
+    """Sum up every file, each rank its own, and give the checkpoint its name; the problem, if any, on every rank."""
+    problem, sums = None, {}
+    try:
+        mine = sorted(path for path in partial.iterdir() if path.is_file() and path.name != NAME)
+        sums = {path.name: file_sum(path) for path in mine[group.rank :: group.world_size]}
+    except OSError as error:
+        problem = _reason(error)
+    found = group.gather((problem, sums))
+    problem = next((text for text, _ in found if text), None)
+    if group.is_first and problem is None:
+        files = {name: value for _, part in found for name, value in part.items()}
+        try:
+            replace(manifest, ranks=group.world_size, files=files).write(partial)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(partial, final)
+            sync_folder(final.parent)
+        except OSError as error:
+            problem = _reason(error)
+    return group.from_first(problem)
+
+
+def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
+    """Move the pointers, then remove what is no longer needed."""
+    try:
+        write_durably(checkpoints / "latest", final.name + "\n")
+        if is_best:
+            write_durably(checkpoints / "best", final.name + "\n")
+    except OSError as error:
+        return _reason(error)
+    pointed = {final.name}
+    with contextlib.suppress(OSError):
+        pointed.add((checkpoints / "best").read_text().strip())
+    for folder in saved(checkpoints)[:-keep]:
+        if folder.name not in pointed:
+            shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words for what went wrong, out of whatever they are wrapped in."""
+    failures = getattr(error, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        return f"rank {rank}: {_reason(cause)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about its own inner API."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        yield

@@ -1,0 +1,1 @@
+"""The command `tutti`: parse, call, print, exit code."""

@@ -1,0 +1,89 @@
+"""`tutti show` and `tutti list`: what a recipe means, and what recipes can name."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tutti.config import parts
+from tutti.config.load import Resolved, resolve
+from tutti.config.plan import Plan, make_plan
+from tutti.config.recipes import built_in
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError
+from tutti.launch.local import check_ranks
+from tutti.optim.schedule import Schedule, make_schedule
+
+
+def show(recipe: str, overrides: list[str], ranks: int, plot_lr: Path | None) -> None:
+    """Print every value with its source, then what they come to on a number of ranks."""
+    check_ranks(ranks)
+    resolved = resolve(recipe, overrides)
+    console = Console(soft_wrap=True, highlight=False)
+    _print_values(console, resolved)
+    samples = _train_samples(resolved.config, needed=plot_lr is not None)
+    if samples is None:
+        return
+    plan = make_plan(resolved.config, ranks, samples)
+    schedule = make_schedule(resolved.config, plan)
+    _print_plan(console, plan, schedule)
+    if plot_lr is not None:
+        from tutti.report.curves import draw_schedule
+
+        try:
+            draw_schedule(schedule, plan.steps_per_epoch, plot_lr)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--plot-lr {plot_lr}: cannot be written: {error}.") from error
+        console.print(f"learning rate of every step: {plot_lr}")
+
+
+def list_parts() -> None:
+    """Print all names that a recipe may use, a line each."""
+    console = Console(soft_wrap=True, highlight=False)
+    _print_names(console, "recipes", built_in())
+    for title, section in (("models", "model"), ("datasets", "data"), ("optimizers", "optim"), ("losses", "loss")):
+        summaries = ((part.__doc__ or "").splitlines()[0] for part in parts.parts_of(section))
+        _print_names(console, title, zip(parts.names_of(section), summaries, strict=True))
+    _print_names(console, "schedules (schedule.decay)", parts.DECAYS.items())
+    _print_names(console, "metrics", ((name, text) for name, (_, text) in parts.METRICS.items()))
+    console.print("\nYour own model, dataset, optimizer, loss or metric: package.module:object")
+
+
+def _print_names(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    console.print(f"\n[bold]{title}[/]")
+    for name, summary in rows:
+        console.print(Text(f"  {name:<18}{summary}"))
+
+
+def _print_values(console: Console, resolved: Resolved) -> None:
+    """As YAML, with sources as comments: what is printed can be kept as a recipe."""
+    section = ""
+    for key, value, source in resolved.entries():
+        if len(key) > 1 and key[0] != section:
+            console.print(Text(f"{key[0]}:"))
+        section = key[0]
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        line = f"{'  ' * (len(key) - 1)}{key[-1]}: {text}"
+        console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
+
+
+def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    passes = f"{plan.passes} x {plan.micro_batch}"
+    table.add_row("global batch", f"{plan.global_batch} = {plan.world_size} rank(s) x {plan.per_rank_batch} ({passes})")
+    table.add_row("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}")
+    warmup = f", after {schedule.warmup_steps:,} steps of warm-up" if schedule.warmup_steps else ""
+    first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
+    table.add_row("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last")
+    console.print(f"\n[bold]on {plan.world_size} rank(s)[/]")
+    console.print(table)
+
+
+def _train_samples(config: RunConfig, needed: bool) -> int | None:
+    """The number of training samples; a user's dataset is only asked when a plot needs it."""
+    samples = config.data.train_samples()
+    if samples is None and needed:
+        samples = len(parts.call(config.data.locate(), "data", config.data.options(), split="train"))
+    return samples

@@ -1,0 +1,180 @@
+"""`tutti train` and `tutti run`: start ranks, or be one."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tutti.checkpoint.manifest import find_latest
+from tutti.config.load import Resolved, resolve
+from tutti.errors import CheckpointError, LaunchError, TuttiError
+from tutti.launch import local
+from tutti.launch.failure import Failure, describe, leave_note
+from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
+from tutti.records.record import Record
+from tutti.records.runs import find_runs
+from tutti.runtime.discovery import discover
+from tutti.runtime.placement import Placement
+
+
+def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None) -> None:
+    """Train a recipe on ranks started here, or as one of those already started."""
+    placement = _place(ranks)
+    config = resolve(recipe, overrides).config
+    checkpoint = None
+    if resume is not None:
+        checkpoint = find_checkpoint(resume, config.out, config.recipe)
+        config = _resumed(recipe, checkpoint, overrides).config
+    if ranks is None or ranks == 1 or _is_rank(placement):
+        _train_as_rank(config, placement, checkpoint)
+        return
+    from tutti.train.build import check_parts
+
+    check_parts(config, ranks)
+    if checkpoint:
+        folder = RunFolder(checkpoint.parent.parent)
+        more = [*overrides, "--resume", str(checkpoint)]
+    else:
+        check_writable(config.out)
+        folder, more = create_folder(config.out, config.recipe, ranks), []
+        write_config(folder, config.plain())
+    arguments = ["-m", "tutti", "train", str(folder.config), *more]
+    _finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads))
+
+
+def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
+    """Run a script on ranks started here, or as one of those already started."""
+    from tutti.runtime.script import check_script, run_script
+
+    placement = _place(ranks)
+    check_script(script)
+    if _is_rank(placement) or ranks in (None, 1):
+        folder = _given_folder()
+        _as_rank(placement, folder, lambda: run_script(script, arguments, placement, folder))
+        return
+    check_writable(out)
+    folder = create_folder(out, Path(script).stem, ranks)
+    failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
+    if failure is None:
+        print(f"run folder: {folder.path}")
+    _finish(folder, failure)
+
+
+def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
+    """The checkpoint that `--resume` means: of the newest run, of a run folder, or itself."""
+    if resume == "latest":
+        for run in reversed(find_runs(Path(out), recipe)):
+            if (run.folder.checkpoints / "latest").is_file():
+                return find_latest(run.folder.checkpoints)
+        raise CheckpointError(
+            f"no run of {recipe!r} in {out!r} has a checkpoint. Start one with: tutti train {recipe}, "
+            "or give the path of a run folder or of a checkpoint."
+        )
+    path = Path(resume)
+    if not path.is_dir():
+        raise CheckpointError(f"--resume {resume}: no such folder. Give a run folder or one of its checkpoints/step-*.")
+    if (path / "checkpoints").is_dir():
+        return find_latest(path / "checkpoints")
+    if not (path.parent.parent / "config.yaml").is_file():
+        raise CheckpointError(f"--resume {resume} is neither a run folder nor a checkpoint inside one.")
+    return path
+
+
+def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:
+    """A run's own configuration, with new overrides; the recipe asked for must be the one it was made with."""
+    asked = resolve(recipe).config.recipe
+    own = resolve(str(checkpoint.parent.parent / "config.yaml"), overrides)
+    if own.config.recipe != asked:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} is of recipe {own.config.recipe!r} (model {own.config.model.name}), "
+            f"not of {asked!r}. Resume it with: tutti train {own.config.recipe} --resume {checkpoint}"
+        )
+    return own
+
+
+def _place(ranks: int | None) -> Placement:
+    if ranks is not None:
+        local.check_ranks(ranks)
+    placement = discover(os.environ)
+    if ranks not in (None, placement.world_size) and placement.world_size > 1:
+        raise LaunchError(
+            f"-n {ranks}, but {placement.launcher} has already started {placement.world_size} ranks. "
+            "Leave out -n under a launcher."
+        )
+    return placement
+
+
+def _is_rank(placement: Placement) -> bool:
+    return placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ
+
+
+def _given_folder() -> RunFolder | None:
+    path = os.environ.get(local.FOLDER_VARIABLE)
+    return RunFolder(Path(path)) if path else None
+
+
+def _train_as_rank(config: Any, placement: Placement, checkpoint: Path | None) -> None:
+    folder = _given_folder()
+    if folder:
+        local.end_with_parent()
+
+    def work() -> None:
+        from tutti.train.run import run_rank
+
+        outcome = run_rank(config, placement, folder, checkpoint)
+        if placement.rank == 0:
+            from tutti.report.curves import draw_curves
+
+            curves = draw_curves(outcome.folder)
+            print(f"curves:     {curves}\nrun folder: {outcome.folder.path}", flush=True)
+
+    _as_rank(placement, folder, work)
+
+
+def _as_rank(placement: Placement, folder: RunFolder | None, work: Callable[[], Any]) -> None:
+    """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        work()
+    except TuttiError as error:
+        _tell(describe(placement.rank, error, error.exit_code, said=True), folder, silent=placement.rank > 0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if placement.world_size == 1 and folder is None:
+            raise  # alone, Python's own traceback says most
+        _tell(describe(placement.rank, error, 1, said=False), folder, silent=False)
+
+
+def _tell(failure: Failure, folder: RunFolder | None, silent: bool) -> None:
+    notes = os.environ.get(local.NOTES_VARIABLE)
+    if notes:
+        leave_note(Path(notes), failure)
+    elif not silent:
+        place = "" if failure.said else f"rank {failure.rank} on host {failure.host} failed: "
+        print(f"error: {place}{failure.text}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(failure.exit_code)  # without waiting for threads that may wait for ranks that are gone
+
+
+def _terminate(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _finish(folder: RunFolder, failure: Failure | None) -> None:
+    """The launcher's last word."""
+    if failure is None:
+        return
+    print(f"error: {failure.message(folder)}", file=sys.stderr)
+    if folder.record.exists():
+        record = Record.open(folder.record)
+        if record.content.get("state") == "running":
+            with contextlib.suppress(OSError):
+                record.end("failed", failure=failure.text)
+    if folder.path.exists():
+        print(f"run folder: {folder.path}", file=sys.stderr)
+    sys.exit(failure.exit_code)

@@ -1,0 +1,1 @@
+"""What a run is: typed schema, YAML recipes, inheritance, overrides, validation."""

@@ -1,0 +1,212 @@
+"""From a recipe's name and overrides to a frozen configuration that knows where each value came from."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from tutti.config import parts
+from tutti.config.recipes import BUILT_IN, DEFAULT_RUN, expand, find, parse_yaml, read_runs
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError, nearest
+
+COMMAND_LINE = "command line"
+# Setting one of these in a later layer drops the other from the earlier ones.
+_ALTERNATIVES = {
+    ("batch", "global"): ("batch", "per_rank"),
+    ("batch", "per_rank"): ("batch", "global"),
+    ("schedule", "warmup_steps"): ("schedule", "warmup_epochs"),
+    ("schedule", "warmup_epochs"): ("schedule", "warmup_steps"),
+}
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "model_type": "a group of keys",
+    "model_attributes_type": "a group of keys",
+    "dict_type": "a group of keys",
+}
+
+Key = tuple[str, ...]
+
+
+@dataclass
+class Layers:
+    """Values by dotted key, merged layer by layer; each remembers its source."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[Key, str] = field(default_factory=dict)
+
+    def add(self, given: Mapping[str, Any], source: str) -> None:
+        """Lay new values over the old ones."""
+        for section in parts.SECTIONS:  # another part's options mean nothing to this one
+            new, old = given.get(section), self.values.get(section)
+            if isinstance(new, dict) and isinstance(old, dict) and new.get("name", old.get("name")) != old.get("name"):
+                self._drop((section,))
+        for key, value in _leaves(given):
+            if key in _ALTERNATIVES and value is not None:
+                self._drop(_ALTERNATIVES[key])
+            self._set(key, expand(value, ".".join(key)) if isinstance(value, str) else value, source)
+
+    def _set(self, key: Key, value: Any, source: str) -> None:
+        target = self.values
+        for word in key[:-1]:
+            if not isinstance(target.get(word), dict):
+                target[word] = {}
+            target = target[word]
+        target[key[-1]] = value
+        self.sources[key] = source
+
+    def _drop(self, key: Key) -> None:
+        target = self.values
+        for word in key[:-1]:
+            target = target.get(word, {})
+        target.pop(key[-1], None)
+        self.sources = {k: s for k, s in self.sources.items() if k[: len(key)] != key}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration, and the source of every value in it."""
+
+    config: RunConfig
+    sources: Mapping[Key, str]
+
+    def entries(self) -> Iterator[tuple[Key, Any, str]]:
+        """Every key with its value and where it came from."""
+        for key, value in _leaves(self.config.plain()):
+            sources = (self.sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.sources)
+            yield key, value, next(sources, "default")
+
+
+def load(recipe: str, *overrides: str) -> RunConfig:
+    """The configuration of a recipe by name or path, with overrides such as `optim.lr=3e-4`."""
+    return resolve(recipe, overrides).config
+
+
+def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
+    """Read a recipe, follow `extends`, apply the overrides, validate."""
+    path, run = find(recipe)
+    layers = Layers()
+    for source, values in _chain(path, run):
+        layers.add(values, source)
+    for text in overrides:
+        layers.add(_parse_override(text), COMMAND_LINE)
+    if "recipe" not in layers.values:
+        name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
+        layers.add({"recipe": name}, "name of the recipe")
+    return Resolved(validate(layers.values, layers.sources), layers.sources)
+
+
+def resolve_values(values: Mapping[str, Any]) -> RunConfig:
+    """A configuration from plain values instead of a recipe's file."""
+    layers = Layers()
+    layers.add(values, "fit()")
+    return validate(layers.values, layers.sources)
+
+
+def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None) -> RunConfig:
+    """Freeze plain values into a configuration, or explain every one that is wrong."""
+    try:
+        return RunConfig.model_validate(values)
+    except pydantic.ValidationError as error:
+        lines = [_explain(dict(item), sources or {}) for item in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """The layers of a run, the one it extends first."""
+    runs = read_runs(path, set(RunConfig.model_fields))
+    if run not in runs:
+        raise ConfigError(
+            f"recipe {path.name}: there is no run {run!r}: expected one of {', '.join(runs)}.{nearest(run, runs)}"
+        )
+    if (path.resolve(), run) in seen:
+        names = " -> ".join(name for _, name in (*seen, (path, run)))
+        raise ConfigError(f"recipe {path.name}: `extends` goes in a circle: {names}. Remove one of them.")
+    values = dict(runs[run])
+    parent = values.pop("extends", None)
+    folder = "recipes/" if path.parent == BUILT_IN else ""
+    layer = [(f"{folder}{path.name} [{run}]", values)]
+    if parent is None:
+        return layer
+    seen = (*seen, (path.resolve(), run))
+    if not isinstance(parent, str):
+        raise ConfigError(f"recipe {path.name}: extends={parent!r} in run {run!r}: expected the name of a run.")
+    if parent in runs:
+        return _chain(path, parent, seen) + layer
+    beside = path.parent / parent  # another file of the user's, found beside this one
+    return _chain(*find(str(beside) if beside.is_file() else parent), seen) + layer
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(word.isidentifier() for word in key.split(".")):
+        raise ConfigError(f"override {text!r}: expected key=value, for example optim.lr=3e-4 or epochs=2.")
+    nested: Any = parse_yaml(value, f"override {text!r}")
+    for word in reversed(key.split(".")):
+        nested = {word: nested}
+    return nested
+
+
+def _leaves(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for name, value in values.items():
+        key = (*prefix, str(name))
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _explain(error: dict[str, Any], sources: Mapping[Key, str]) -> str:
+    """One of pydantic's findings as a line that names the value, the expectation and the fix."""
+    key = _key_of(error["loc"])
+    name, given, kind = ".".join(map(str, key)), error["input"], error["type"]
+    source = sources.get(tuple(map(str, key)))
+    place = f" ({source})" if source else ""
+    if kind == "extra_forbidden":
+        known = _known_keys(error["loc"])
+        close = nearest(str(key[-1]), known)
+        return f"unknown key {name!r}{place}: expected one of {', '.join(known)}.{close}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        section = str(key[0])
+        names = parts.names_of(section)
+        chosen = given.get("name") if isinstance(given, dict) else given
+        source = sources.get((section, "name"))
+        place = f" ({source})" if source else ""
+        hint = nearest(str(chosen), names)
+        return f"{section}.name={chosen!r}{place}: expected one of {', '.join(names)}, or module:object.{hint}"
+    if kind == "missing":
+        return f"{name} is missing: set it in the recipe, or on the command line as {name}=..."
+    if kind == "literal_error":
+        return f"{name}={given!r}{place}: expected {error['ctx']['expected']}.{nearest(str(given), _words(error))}"
+    if kind == "value_error":
+        return f"{name}{place}: {error['ctx']['error']}"
+    expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    return f"{name}={given!r}{place}: expected {expected}."
+
+
+def _words(error: dict[str, Any]) -> list[str]:
+    return [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ",").split(",")]
+
+
+def _key_of(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A location without the tag that names the chosen part: ('model', 'mlp', 'hidden') is model.hidden."""
+    if loc and loc[0] in parts.SECTIONS and len(loc) > 1:
+        return (loc[0], *loc[2:])
+    return loc
+
+
+def _known_keys(loc: tuple[Any, ...]) -> list[str]:
+    """The keys that stand beside the one at a location."""
+    if len(loc) == 1:
+        return list(RunConfig.model_fields)
+    if loc[0] in parts.SECTIONS:
+        model: Any = next(part for part in parts.parts_of(loc[0]) if part.model_fields["name"].default == loc[1])
+    else:
+        model = RunConfig.model_fields[loc[0]].annotation
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,296 @@
+"""The named parts a recipe may choose, each with its options and where it lives; none is imported here."""
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import ConfigDict, Discriminator, Tag
+
+from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Switch
+from tutti.errors import ConfigError, TuttiError, nearest
+
+
+class Part(Section):
+    """A part named in a recipe, with its options beside the name."""
+
+    target: ClassVar[str] = ""
+    name: str
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that the recipe gives to the part."""
+        return self.model_dump(exclude={"name"})
+
+    def locate(self) -> Any:
+        """Import the object behind the name."""
+        return locate(self.target or self.name)
+
+
+class UserPart(Part):
+    """A user's own object, named `package.module:object`; its options are passed as keyword arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Mlp(Part):
+    """Fully connected layers with optional dropout and batch norm."""
+
+    target = "tutti.models.mlp:Mlp"
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[Count, ...] = (128, 64)
+    dropout: Fraction = 0.0
+    batch_norm: Switch = False
+
+
+class SmallCnn(Part):
+    """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
+
+    target = "tutti.models.small_cnn:SmallCnn"
+    name: Literal["small_cnn"] = "small_cnn"
+    width: Count = 32
+    dropout: Fraction = 0.2
+    batch_norm: Switch = True
+
+
+class MnistTorch(Part):
+    """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
+
+    target = "tutti.models.mnist:MnistTorch"
+    name: Literal["mnist_torch"] = "mnist_torch"
+
+
+class MnistKeras(Part):
+    """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
+
+    target = "tutti.models.mnist:MnistKeras"
+    name: Literal["mnist_keras"] = "mnist_keras"
+
+
+class Dataset(Part):
+    """A source of training and validation samples."""
+
+    workers: Natural = 0  # loader processes on each rank, for datasets read sample by sample
+    prefetch: Natural | None = None  # batches made ready ahead of the step; chosen by the device when open
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "workers", "prefetch"})
+
+    def train_samples(self) -> int | None:
+        """Training samples where that is known without reading data."""
+        return None
+
+
+class Digits(Dataset):
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; no download."""
+
+    target = "tutti.data.digits:digits"
+    name: Literal["digits"] = "digits"
+    shift: Natural = 0  # random shift of the training images, in pixels
+
+    def train_samples(self) -> int:
+        return 1437
+
+
+class Synthetic(Dataset):
+    """Random samples of any shape with labels that can be learned; no download."""
+
+    target = "tutti.data.synthetic:synthetic"
+    name: Literal["synthetic"] = "synthetic"
+    shape: tuple[Count, ...] = (3, 64, 64)
+    classes: Count = 10
+    train: Count = 1024
+    valid: Count = 1024
+    noise: NonNegative = 1.0  # spread of the samples around the mean of their class
+    seed: Natural = 0
+
+    def train_samples(self) -> int:
+        return self.train
+
+
+class Mnist(Dataset):
+    """MNIST from its IDX files, gzipped or not: 60,000 training and 10,000 test images."""
+
+    target = "tutti.data.mnist:mnist"
+    name: Literal["mnist"] = "mnist"
+    path: str = "data/mnist"
+    shift: Natural = 0  # random shift of the training images, in pixels
+
+    def train_samples(self) -> int:
+        return 60_000
+
+
+class UserDataset(Dataset, UserPart):
+    """A user's own dataset, named `package.module:object`."""
+
+
+class Optimizer(Part):
+    """A rule that turns gradients into new weights."""
+
+    lr: Positive
+    clip_norm: Positive | None = None
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "clip_norm"})
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent with optional (Nesterov) momentum."""
+
+    target = "torch.optim:SGD"
+    name: Literal["sgd"] = "sgd"
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    nesterov: Switch = False
+
+
+class Adam(Optimizer):
+    """Adam."""
+
+    target = "torch.optim:Adam"
+    name: Literal["adam"] = "adam"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    target = "torch.optim:AdamW"
+    name: Literal["adamw"] = "adamw"
+    weight_decay: NonNegative = 0.01
+
+
+class UserOptimizer(Optimizer, UserPart):
+    """A user's own optimizer, named `package.module:object`."""
+
+
+class CrossEntropy(Part):
+    """Cross entropy of class scores, with optional label smoothing."""
+
+    target = "torch.nn:CrossEntropyLoss"
+    name: Literal["cross_entropy"] = "cross_entropy"
+    label_smoothing: Fraction = 0.0
+
+
+class Mse(Part):
+    """Mean squared error."""
+
+    target = "torch.nn:MSELoss"
+    name: Literal["mse"] = "mse"
+
+
+class L1(Part):
+    """Mean absolute error."""
+
+    target = "torch.nn:L1Loss"
+    name: Literal["l1"] = "l1"
+
+
+def _tag(given: Any) -> str | None:
+    name = given.get("name") if isinstance(given, dict) else getattr(given, "name", None)
+    return "user" if isinstance(name, str) and ":" in name else name
+
+
+ModelPart = Annotated[
+    Annotated[Mlp, Tag("mlp")]
+    | Annotated[SmallCnn, Tag("small_cnn")]
+    | Annotated[MnistTorch, Tag("mnist_torch")]
+    | Annotated[MnistKeras, Tag("mnist_keras")]
+    | Annotated[UserPart, Tag("user")],
+    Discriminator(_tag),
+]
+DatasetPart = Annotated[
+    Annotated[Digits, Tag("digits")]
+    | Annotated[Synthetic, Tag("synthetic")]
+    | Annotated[Mnist, Tag("mnist")]
+    | Annotated[UserDataset, Tag("user")],
+    Discriminator(_tag),
+]
+OptimizerPart = Annotated[
+    Annotated[Sgd, Tag("sgd")]
+    | Annotated[Adam, Tag("adam")]
+    | Annotated[AdamW, Tag("adamw")]
+    | Annotated[UserOptimizer, Tag("user")],
+    Discriminator(_tag),
+]
+LossPart = Annotated[
+    Annotated[CrossEntropy, Tag("cross_entropy")]
+    | Annotated[Mse, Tag("mse")]
+    | Annotated[L1, Tag("l1")]
+    | Annotated[UserPart, Tag("user")],
+    Discriminator(_tag),
+]
+
+SECTIONS: dict[str, Any] = {"data": DatasetPart, "model": ModelPart, "optim": OptimizerPart, "loss": LossPart}
+METRICS = {
+    "accuracy": ("tutti.train.metrics:accuracy", "Share of samples whose highest score is the right class."),
+    "top5": ("tutti.train.metrics:top5", "Share of samples whose right class is among the five highest scores."),
+}
+DECAYS = {
+    "constant": "The scaled rate to the end.",
+    "cosine": "Half a cosine from the scaled rate to end_lr at the last step.",
+    "linear": "A straight line from the scaled rate to end_lr at the last step.",
+    "step": "Multiplied by factor at each of the epochs in milestones.",
+}
+
+
+def parts_of(section: str) -> Iterator[type[Part]]:
+    """The built-in parts that a section of a recipe may name."""
+    for member in get_args(get_args(SECTIONS[section])[0]):
+        part = get_args(member)[0]
+        if part.target:
+            yield part
+
+
+def names_of(section: str) -> list[str]:
+    """The names that a section of a recipe may use."""
+    return [get_args(part.model_fields["name"].annotation)[0] for part in parts_of(section)]
+
+
+def locate(target: str) -> Any:
+    """Import `package.module:object`; the user's own error is shown when that fails."""
+    module_name, _, path = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{target!r}: importing {module_name!r} failed with {type(error).__name__}: {error}. "
+            "Check the name, and that the module is on the Python path (PYTHONPATH, or installed)."
+        ) from error
+    for word in path.split("."):
+        if not hasattr(found, word):
+            public = [name for name in vars(found) if not name.startswith("_")]
+            raise ConfigError(f"{target!r}: {module_name!r} has no {word!r}.{nearest(word, public)}")
+        found = getattr(found, word)
+    if not callable(found):
+        raise ConfigError(f"{target!r} is a {type(found).__name__}: expected something to call, a class or a function.")
+    return found
+
+
+def call(target: Callable[..., Any], where: str, options: dict[str, Any], **offered: Any) -> Any:
+    """Call a part with the recipe's options, plus those of the offered values that it has parameters for."""
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # some compiled callables have no signature to check against
+        parameters = {}
+    by_name = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {key: value for key, value in offered.items() if key in by_name} | options
+    for key in options:
+        if key not in by_name and not takes_any:
+            raise ConfigError(f"{where}.{key}: {target.__name__} takes no such option.{nearest(key, by_name)}")
+    for key, parameter in by_name.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise ConfigError(f"{where}: {target.__name__} needs the option {key!r}. Set {where}.{key}=...")
+    try:
+        return target(**given)
+    except TuttiError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{where}: {target.__name__} failed with {type(error).__name__}: {error} "
+            f"({last.filename}, line {last.lineno})."
+        ) from error

@@ -1,0 +1,71 @@
+"""Batch arithmetic: what a global batch means on a given number of ranks."""
+
+from dataclasses import dataclass
+
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many samples a step takes on all ranks, on each, and in one forward pass; how many steps there are."""
+
+    world_size: int
+    global_batch: int
+    per_rank_batch: int
+    micro_batch: int
+    train_samples: int
+    epochs: int
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that one rank makes for one step."""
+        return self.per_rank_batch // self.micro_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole global batches in an epoch; the ragged rest of the order is left out, another one each epoch."""
+        return self.train_samples // self.global_batch
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+
+def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
+    """Split the global batch over the ranks, or say why it does not split."""
+    batch = config.batch
+    if batch.per_rank is not None:
+        global_batch = batch.per_rank * world_size
+    else:
+        global_batch = batch.global_batch or 0
+        _check_split(global_batch, world_size, batch.micro)
+    per_rank = global_batch // world_size
+    micro = batch.micro or per_rank
+    if per_rank % micro:
+        raise ConfigError(
+            f"batch.micro={micro} does not divide the {per_rank} samples of a rank: expected a divisor of {per_rank}. "
+            f"Set batch.micro={_nearest_divisor(per_rank, micro)}, or change batch.per_rank."
+        )
+    if train_samples < global_batch:
+        raise ConfigError(
+            f"a global batch of {global_batch} is larger than the {train_samples} training samples of "
+            f"{config.data.name!r}: there would be no step. Set batch.global to {train_samples} or less."
+        )
+    return Plan(world_size, global_batch, per_rank, micro, train_samples, config.epochs)
+
+
+def _check_split(global_batch: int, world_size: int, micro: int | None) -> None:
+    unit = world_size * (micro or 1)
+    if global_batch % unit:
+        nearest = max(unit, round(global_batch / unit) * unit)
+        passes = f" of micro-batches of {micro}" if micro else ""
+        raise ConfigError(
+            f"batch.global={global_batch} does not split over {world_size} ranks{passes}: expected a multiple of "
+            f"{unit}. Set batch.global={nearest}, or start a number of ranks that divides "
+            f"{global_batch // (micro or 1)}."
+        )
+
+
+def _nearest_divisor(number: int, wish: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wish))

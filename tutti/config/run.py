@@ -1,0 +1,57 @@
+"""One whole run: every section of a recipe, validated and frozen."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from tutti.config.parts import METRICS, CrossEntropy, DatasetPart, LossPart, ModelPart, OptimizerPart, locate
+from tutti.config.schema import (
+    BatchConfig,
+    CheckpointConfig,
+    Count,
+    DdpConfig,
+    LogConfig,
+    Natural,
+    RuntimeConfig,
+    ScheduleConfig,
+    Section,
+)
+from tutti.errors import nearest
+
+
+class RunConfig(Section):
+    """What a run is, without a word about ranks or machines."""
+
+    recipe: str = "unnamed"
+    data: DatasetPart
+    model: ModelPart
+    loss: LossPart = CrossEntropy()
+    metrics: tuple[str, ...] = ("accuracy",)
+    optim: OptimizerPart
+    batch: BatchConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    epochs: Count
+    seed: Natural = 42
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    ddp: DdpConfig = DdpConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    out: str = Field(default="runs", min_length=1)
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if ":" not in name and name not in METRICS:
+                known = ", ".join(METRICS)
+                raise ValueError(f"unknown metric {name!r}: expected {known} or module:object.{nearest(name, METRICS)}")
+        return names
+
+    def metric_functions(self) -> dict[str, Any]:
+        """The metrics by their short names."""
+        return {name.rpartition(":")[2]: locate(METRICS[name][0] if name in METRICS else name) for name in self.metrics}
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration as plain values, in the words of a recipe."""
+        return self.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,92 @@
+"""The sections of a recipe and the types of their values; frozen, and unknown keys are refused."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(strict=True, gt=0)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Switch = Annotated[bool, Field(strict=True)]
+
+
+class Section(BaseModel):
+    """A group of keys in a recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class BatchConfig(Section):
+    """How many samples a step takes: over all ranks (`global`) or on each (`per_rank`)."""
+
+    global_batch: Count | None = Field(default=None, alias="global")
+    per_rank: Count | None = None
+    micro: Count | None = None  # samples in one forward pass; fixes dropout and batch-norm statistics
+    base: Count | None = None  # the global batch for which optim.lr was chosen
+    eval: Count | None = None  # samples in one forward pass of validation, on each rank
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.global_batch is None) == (self.per_rank is None):
+            raise ValueError("expected exactly one of batch.global and batch.per_rank.")
+        return self
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps: scaling, then warm-up, then decay."""
+
+    scaling: Literal["none", "linear", "sqrt"] = "none"
+    warmup_steps: Natural | None = None
+    warmup_epochs: NonNegative | None = None
+    warmup_from: Literal["unscaled", "zero"] = "unscaled"
+    decay: Literal["constant", "cosine", "linear", "step"] = "constant"
+    end_lr: NonNegative = 0.0
+    milestones: tuple[NonNegative, ...] = ()  # epochs at which `step` decay multiplies the rate
+    factor: Positive = 0.1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.warmup_steps is not None and self.warmup_epochs is not None:
+            raise ValueError("expected at most one of schedule.warmup_steps and schedule.warmup_epochs.")
+        if (self.decay == "step") != bool(self.milestones):
+            raise ValueError("expected schedule.milestones exactly when schedule.decay is 'step'.")
+        if list(self.milestones) != sorted(self.milestones):
+            raise ValueError("expected schedule.milestones in rising order.")
+        return self
+
+
+class DdpConfig(Section):
+    """How gradients are averaged over ranks."""
+
+    bucket_mb: Positive = 25.0
+    broadcast_buffers: Switch = False
+    communicate: Switch = True  # false isolates the cost of communication; ranks then drift apart
+    find_unused_parameters: Switch = False
+
+
+class CheckpointConfig(Section):
+    """When a checkpoint is saved, and how many are kept."""
+
+    every_steps: Count | None = None
+    every_epochs: Count | None = 1
+    keep: Count = 2
+    best: str | None = None  # a validation metric; its best checkpoint is kept besides the newest
+
+
+class LogConfig(Section):
+    """What is written while training."""
+
+    every_steps: Count = 50
+    ledger: Switch = False  # sample ids of every step, for debugging
+    tensorboard: Switch = True
+
+
+class RuntimeConfig(Section):
+    """What the ranks run on, and how long they wait for each other."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Count | None = None
+    start_timeout_seconds: Positive = 300.0
+    timeout_seconds: Positive = 600.0

@@ -1,0 +1,1 @@
+"""Datasets, the global sample order, augmentation and loaders."""

@@ -1,0 +1,201 @@
+"""Batches for a rank: gathered whole from memory or sample by sample, made ready ahead of the step."""
+
+import itertools
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tutti.config.plan import Plan
+from tutti.data.dataset import BatchDataset, SampleDataset
+from tutti.data.draws import Draws
+from tutti.data.order import SampleOrder, evaluation_ids
+from tutti.errors import ConfigError
+from tutti.runtime.seeds import mix
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """One rank's part of a global batch, cut into micro-batches."""
+
+    step: int
+    epoch: int
+    ids: np.ndarray
+    micro_batches: list[Pair]
+
+
+class Loader:
+    """Gives a rank its part of every global batch, and its part of the validation samples."""
+
+    def __init__(
+        self, dataset: Any, plan: Plan, order: SampleOrder, rank: int, device: torch.device, workers: int, prefetch: int
+    ) -> None:
+        self._plan = plan
+        self._order = order
+        self._rank = rank
+        self._device = device
+        # Samples made in this process seed its generators, which must not happen beside a forward pass.
+        self._prefetch = prefetch if workers or isinstance(dataset, BatchDataset) else 0
+        self._source = _open(dataset, workers, seed=order.seed)
+
+    def steps(self, first_step: int) -> Iterator[RankBatch]:
+        """The batches from a step to the end of the run."""
+        numbers = range(first_step, self._plan.total_steps)
+        shares = ((self._order.epoch_of(step), self._order.rank_ids(step, self._rank)) for step in numbers)
+        asked, kept = itertools.tee(shares)
+        pairs = self._source(asked)
+
+        def batches() -> Iterator[RankBatch]:
+            for step, (epoch, ids), pair in zip(numbers, kept, pairs, strict=True):
+                inputs, targets = to_device(pair, self._device)
+                size = self._plan.micro_batch
+                micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
+                yield RankBatch(step, epoch, ids, micro_batches)
+
+        return prefetched(batches(), self._prefetch)
+
+
+def evaluation_batches(
+    dataset: Any, rank: int, world_size: int, per_rank_batch: int, device: torch.device, workers: int, seed: int
+) -> Iterator[Pair]:
+    """One rank's part of an evaluation, without augmentation; together the ranks see every sample once."""
+    ids = evaluation_ids(len(dataset), rank, world_size)
+    shares = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
+    for pair in _open(dataset, workers, seed)(iter(shares)):
+        yield to_device(pair, device)
+
+
+Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
+Source = Callable[[Iterable[Share]], Iterator[Pair]]
+
+
+def _open(dataset: Any, workers: int, seed: int) -> Source:
+    """Something that turns epochs and ids into batches."""
+    if isinstance(dataset, BatchDataset):
+        return lambda shares: _whole_batches(dataset, shares, seed)
+    if isinstance(dataset, SampleDataset):
+        return lambda shares: _collated_samples(dataset, shares, workers, seed)
+    raise ConfigError(
+        f"the dataset {type(dataset).__name__} has neither batch(ids, draws) nor __getitem__(index), with __len__: "
+        "expected one of the two. See docs/own-model.md."
+    )
+
+
+def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[Pair]:
+    for epoch, ids in shares:
+        chosen = torch.from_numpy(ids)
+        yield dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None)
+
+
+def _collated_samples(dataset: SampleDataset, shares: Iterable[Share], workers: int, seed: int) -> Iterator[Pair]:
+    loader = torch.utils.data.DataLoader(
+        _SeededSamples(dataset, seed),  # pyright: ignore[reportArgumentType]
+        batch_sampler=_Keys(shares),
+        num_workers=workers,
+    )
+    for pair in loader:
+        yield pair[0], pair[1]
+
+
+class _Keys:
+    """The (epoch, sample) keys of every batch, for a DataLoader's batch sampler."""
+
+    def __init__(self, shares: Iterable[Share]) -> None:
+        self._shares = shares
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for epoch, ids in self._shares:
+            yield [(epoch, int(sample)) for sample in ids]
+
+
+class _SeededSamples:
+    """Samples whose random choices depend on (seed, epoch, sample), whichever process makes them."""
+
+    def __init__(self, dataset: SampleDataset, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, sample = key
+        value = mix(self._seed, epoch + 1, sample)
+        random.seed(value)
+        np.random.seed(value % (1 << 32))
+        torch.default_generator.manual_seed(value)
+        return self._dataset[sample]
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Every tensor of a batch on a device; from pinned memory the copy runs beside the step."""
+    if isinstance(batch, torch.Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu":
+            return batch.pin_memory().to(device, non_blocking=True)
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _split(batch: Any, size: int) -> list[Any]:
+    """A batch cut into micro-batches along its first dimension."""
+    if isinstance(batch, torch.Tensor):
+        return list(batch.split(size)) if len(batch) != size else [batch]
+    if isinstance(batch, dict):
+        parts = {key: _split(value, size) for key, value in batch.items()}
+        return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+    if isinstance(batch, tuple | list):
+        return [type(batch)(values) for values in zip(*(_split(value, size) for value in batch), strict=True)]
+    raise ConfigError(f"a batch holds a {type(batch).__name__}: expected tensors, or tuples, lists and dicts of them.")
+
+
+def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
+    """The same items, up to `depth` of them made ahead by a thread."""
+    if depth == 0:
+        yield from items
+        return
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    stopped = threading.Event()
+    end = object()
+
+    def put(item: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((item, None)):
+                    return
+            put((end, None))
+        except BaseException as error:  # raised again where the item is taken
+            put((end, error))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is end:
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,75 @@
+"""How a rank that fails tells its launcher what happened, and how the launcher finds the first cause."""
+
+import json
+import os
+import platform
+import re
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tutti.records.folder import RunFolder
+from tutti.records.output import last_lines
+
+# What the other ranks say when one is gone: a consequence, not a cause.
+_CONSEQUENCE = re.compile(r"connection (closed|reset)|broken pipe|peer|socket|timed out|store", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end: what to say, and whether the rank was only hit by another's end."""
+
+    rank: int
+    host: str
+    time: float
+    exit_code: int
+    text: str
+    said: bool  # the text is a whole message for the user; otherwise the log's last lines belong to it
+    consequence: bool
+
+    def message(self, folder: RunFolder) -> str:
+        """What the screen shows."""
+        if self.said:
+            return self.text
+        log = folder.log(self.rank)
+        lines = "".join(f"\n  | {line}" for line in last_lines(log))
+        return f"rank {self.rank} on host {self.host} failed: {self.text}. Last lines of {log}:{lines}"
+
+
+def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Failure:
+    """A failure of this process."""
+    text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
+    consequence = not said and isinstance(error, RuntimeError) and bool(_CONSEQUENCE.search(text))
+    return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence)
+
+
+def leave_note(folder: Path, failure: Failure) -> None:
+    """Write a failure where the launcher looks for it."""
+    note = folder / f"failure-{failure.rank}.json"
+    try:
+        aside = note.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(asdict(failure)))
+        aside.replace(note)
+    except OSError:
+        pass  # the exit code still says that something failed
+
+
+def read_notes(folder: Path) -> list[Failure]:
+    """The failures that ranks have written."""
+    return [Failure(**json.loads(note.read_text())) for note in sorted(folder.glob("failure-*.json"))]
+
+
+def from_exit_code(rank: int, exit_code: int) -> Failure:
+    """A failure that left no note: the rank was killed, or ended by itself."""
+    if exit_code < 0:
+        text = f"ended by signal {signal.Signals(-exit_code).name}"
+    else:
+        text = f"ended with exit code {exit_code}"
+    terminated = exit_code == -signal.SIGTERM  # the agent's own way of ending the others
+    return Failure(rank, platform.node(), time.time(), 1, text, False, terminated)
+
+
+def first_cause(failures: list[Failure]) -> Failure:
+    """The failure to show: the first that is no consequence of another."""
+    return min(failures, key=lambda failure: (failure.consequence, failure.time))

@@ -1,0 +1,76 @@
+"""Ranks on this machine, kept by torchrun's elastic agent."""
+
+import ctypes
+import logging
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from tutti.errors import LaunchError
+from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
+from tutti.launch.threads import threads_per_rank
+from tutti.records.folder import RunFolder
+
+FOLDER_VARIABLE = "TUTTI_RUN_FOLDER"  # tells a rank that tutti started it, and where its run folder is
+LINE_VARIABLE = "TUTTI_LAUNCH_LINE"
+NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # where a rank leaves word of its failure
+
+
+def check_ranks(count: int) -> None:
+    """Refuse a number of ranks that cannot be started."""
+    if count < 1:
+        raise LaunchError(f"-n {count}: expected 1 or more ranks. Try -n 2.")
+
+
+def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: int | None = None) -> Failure | None:
+    """Run `python ARGUMENTS` on every rank until all end; the first cause is returned when one fails."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the first cause is told once, here
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(count, os.environ, threads))
+    os.environ[FOLDER_VARIABLE] = str(folder.path)
+    os.environ[LINE_VARIABLE] = launch_line()
+    with tempfile.TemporaryDirectory(prefix="tutti-agent-") as agent_folder:
+        os.environ[NOTES_VARIABLE] = agent_folder
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=agent_folder),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", *arguments)
+        except ChildFailedError as error:
+            noted = read_notes(Path(agent_folder))
+            ranks = {failure.rank for failure in noted}
+            unnoted = [from_exit_code(r, f.exitcode) for r, f in error.failures.items() if r not in ranks]
+            return first_cause(noted + unnoted)
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from None
+    return None
+
+
+def launch_line() -> str:
+    """The command that started this run, as a user would type it."""
+    if line := os.environ.get(LINE_VARIABLE):
+        return line
+    program = os.path.basename(sys.argv[0])
+    return shlex.join(["tutti" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this rank when its launcher is gone, however that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG

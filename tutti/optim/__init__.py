@@ -1,0 +1,1 @@
+"""Optimizers, learning-rate scaling rules and schedules."""

@@ -1,0 +1,83 @@
+"""The learning rate as a pure function of the step: scaled with the batch, warmed up, decayed."""
+
+import math
+from dataclasses import dataclass
+
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rate at every step of a run; `decay` reaches `end_lr` at the last step."""
+
+    unscaled_lr: float
+    peak_lr: float
+    warmup_steps: int
+    warmup_from_zero: bool
+    decay: str
+    end_lr: float
+    total_steps: int
+    milestones: tuple[int, ...] = ()  # in steps
+    factor: float = 0.1
+
+    def lr_at(self, step: int) -> float:
+        """The rate used for the given step, counted from 0."""
+        if step < self.warmup_steps:
+            if self.warmup_from_zero:
+                return self.peak_lr * (step + 1) / self.warmup_steps
+            return self.unscaled_lr + (self.peak_lr - self.unscaled_lr) * step / self.warmup_steps
+        if self.decay == "constant":
+            return self.peak_lr
+        if self.decay == "step":
+            return self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones)
+        last = self.total_steps - 1
+        progress = (step - self.warmup_steps) / max(1, last - self.warmup_steps)
+        if step >= last:
+            progress = 1.0
+        share = 0.5 * (1 + math.cos(math.pi * progress)) if self.decay == "cosine" else 1 - progress
+        return self.end_lr + (self.peak_lr - self.end_lr) * share
+
+
+def scale_factor(rule: str, global_batch: int, base_batch: int) -> float:
+    """What a scaling rule multiplies the rate with when the batch grows from base to global."""
+    ratio = global_batch / base_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
+
+
+def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
+    """The schedule of a recipe for a plan of steps."""
+    wish = config.schedule
+    base = config.batch.base or plan.global_batch
+    if wish.scaling != "none" and config.batch.base is None:
+        raise ConfigError(
+            f"schedule.scaling={wish.scaling!r} needs batch.base, the global batch that optim.lr was chosen for. "
+            "Set batch.base=..., or schedule.scaling=none."
+        )
+    if wish.warmup_steps is not None:
+        warmup = wish.warmup_steps
+    else:
+        warmup = round((wish.warmup_epochs or 0) * plan.steps_per_epoch)
+    if warmup > plan.total_steps:
+        raise ConfigError(
+            f"a warm-up of {warmup} steps is longer than the whole run of {plan.total_steps} steps "
+            f"({plan.epochs} epochs of {plan.steps_per_epoch}). Shorten schedule.warmup_*, or raise epochs."
+        )
+    peak = config.optim.lr * scale_factor(wish.scaling, plan.global_batch, base)
+    if wish.decay in ("cosine", "linear") and wish.end_lr > peak:
+        raise ConfigError(
+            f"schedule.end_lr={wish.end_lr:g} is above the rate of {peak:g} that the decay starts from. "
+            f"Set schedule.end_lr to less than {peak:g}."
+        )
+    return Schedule(
+        unscaled_lr=config.optim.lr,
+        peak_lr=peak,
+        warmup_steps=warmup,
+        warmup_from_zero=wish.warmup_from == "zero",
+        decay=wish.decay,
+        end_lr=wish.end_lr,
+        total_steps=plan.total_steps,
+        milestones=tuple(round(epoch * plan.steps_per_epoch) for epoch in wish.milestones),
+        factor=wish.factor,
+    )

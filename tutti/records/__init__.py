@@ -1,0 +1,1 @@
+"""What a run leaves: the run folder, its writers and its readers."""

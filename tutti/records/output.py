@@ -1,0 +1,67 @@
+"""What the ranks print: every rank into its log, rank 0 on the screen as well."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+class Tee(io.TextIOBase):
+    """A stream that writes to the screen and to a log; a log that cannot be written is passed over."""
+
+    def __init__(self, screen: TextIO | None, log: TextIO) -> None:
+        self.screen = screen
+        self.log = log
+
+    def write(self, text: str) -> int:
+        if self.screen:
+            self.screen.write(text)
+        with contextlib.suppress(OSError):
+            self.log.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self.screen:
+            self.screen.flush()
+        with contextlib.suppress(OSError):
+            self.log.flush()
+
+    def isatty(self) -> bool:
+        return self.screen is not None and self.screen.isatty()
+
+    def fileno(self) -> int:
+        return self.screen.fileno() if self.screen else self.log.fileno()
+
+
+@contextlib.contextmanager
+def captured_output(path: Path, on_screen: bool) -> Iterator[TextIO]:
+    """Send this process's output to its log, and to the screen for rank 0; yields the real standard error."""
+    stdout, stderr = sys.stdout, sys.stderr
+    stdout.flush()
+    stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(path, "a", buffering=1) as log, open(os.dup(saved[1]), "w", buffering=1) as real_stderr:
+        if on_screen:
+            sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
+        else:
+            os.dup2(log.fileno(), 1)  # what C++ prints goes there too
+            os.dup2(log.fileno(), 2)
+            sys.stdout = sys.stderr = Tee(None, log)
+        try:
+            yield real_stderr
+        finally:
+            sys.stdout, sys.stderr = stdout, stderr
+            for target, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, target)
+                os.close(copy)
+
+
+def last_lines(path: Path, count: int = 15) -> list[str]:
+    """The end of a log, for a message about the rank that wrote it."""
+    try:
+        return path.read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []

@@ -1,0 +1,123 @@
+"""record.json: what ran, where, with which versions, and what came out."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tutti.records.files import write_durably
+
+_PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
+
+
+@dataclass
+class Record:
+    """The record of a run, written whole after every change."""
+
+    path: Path
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> "Record":
+        """The record in a folder, or an empty one."""
+        return cls(path, read_record(path) or {})
+
+    def start(self, **facts: Any) -> None:
+        """Open a segment: the run's first start, or a resume."""
+        segment = {
+            "started": now(),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "versions": versions(),
+            "hardware": hardware(),
+            "commit": commit(),
+        } | facts
+        self.content.setdefault("format", 1)
+        self.content.setdefault("started", segment["started"])
+        self.content.setdefault("segments", []).append(segment)
+        self.content["state"] = "running"
+        self.write()
+
+    def end(self, state: str, **facts: Any) -> None:
+        """Close the segment with how it ended."""
+        self.content |= {"state": state, "ended": now()} | facts
+        self.content["segments"][-1] |= {"state": state, "ended": self.content["ended"]}
+        self.write()
+
+    def write(self) -> None:
+        write_durably(self.path, json.dumps(self.content, indent=2) + "\n")
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record's content, or None where there is no readable one."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def state_of(content: dict[str, Any]) -> str:
+    """The state of a run; one that says it runs but whose process is gone was interrupted."""
+    segment = (content.get("segments") or [{}])[-1]
+    if content.get("state") == "running" and segment.get("host") == platform.node():
+        try:
+            os.kill(segment["process"], 0)
+        except (ProcessLookupError, KeyError):
+            return "interrupted"
+        except PermissionError:
+            pass
+    return content.get("state", "unknown")
+
+
+def now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that matter to a result."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The processor and memory of this host."""
+    return {
+        "processor": _first_field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int((_first_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
+        "system": platform.platform(),
+    }
+
+
+def commit() -> str | None:
+    """The git commit of the working directory, marked when files differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        changed = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "HEAD") + changed
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _first_field(path: str, name: str) -> str | None:
+    try:
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return None

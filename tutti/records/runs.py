@@ -1,0 +1,51 @@
+"""Run folders found again: one row for each, newest last."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.records.folder import RunFolder
+from tutti.records.metrics import read_events
+from tutti.records.record import read_record, state_of
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a table of runs shows of one."""
+
+    folder: RunFolder
+    recipe: str
+    state: str
+    ranks: int
+    started: str
+    epochs: int
+    metrics: dict[str, float]
+    samples_per_second: float | None
+
+
+def find_runs(out: Path, recipe: str | None = None) -> list[RunSummary]:
+    """Every run below a folder, of one recipe or of all, in the order in which they started."""
+    found = [summarise(RunFolder(path.parent)) for path in out.rglob("record.json")]
+    runs = [run for run in found if run and recipe in (None, run.recipe)]
+    return sorted(runs, key=lambda run: (run.started, run.folder.path.name))
+
+
+def summarise(folder: RunFolder) -> RunSummary | None:
+    """One run's row, or None where its record cannot be read."""
+    content = read_record(folder.record)
+    if content is None:
+        return None
+    last: dict[str, Any] = {}
+    for event in read_events(folder.metrics):
+        if event.get("event") == "epoch":
+            last = event
+    return RunSummary(
+        folder=folder,
+        recipe=content.get("recipe", "?"),
+        state=state_of(content),
+        ranks=content.get("ranks", 0),
+        started=content.get("started", ""),
+        epochs=last.get("epoch", 0),
+        metrics={key: value for key, value in last.items() if key.startswith("valid_")},
+        samples_per_second=last.get("samples_per_second"),
+    )

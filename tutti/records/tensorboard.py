@@ -1,0 +1,37 @@
+"""The same events for TensorBoard, written without torch or TensorFlow."""
+
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+_NOT_CURVES = {"event", "step", "epoch", "time"}
+
+
+class TensorBoardLog:
+    """Writes every number of an event as a curve over steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = EventFileWriter(str(folder))
+
+    def write(self, event: dict[str, Any]) -> None:
+        values = [
+            Summary.Value(tag=tag, simple_value=number)
+            for key, number in event.items()
+            if key not in _NOT_CURVES and isinstance(number, int | float)
+            for tag in [_tag(key)]
+        ]
+        self._writer.add_event(Event(wall_time=event["time"], step=event["step"], summary=Summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _tag(key: str) -> str:
+    """`train_loss` and `valid_loss` become `train/loss` and `valid/loss`."""
+    for split in ("train", "valid"):
+        if key.startswith(f"{split}_"):
+            return f"{split}/{key.removeprefix(f'{split}_')}"
+    return f"step/{key}"

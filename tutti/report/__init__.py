@@ -1,0 +1,1 @@
+"""Records to pages and pictures."""

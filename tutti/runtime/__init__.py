@@ -1,0 +1,1 @@
+"""Who am I: rank discovery, device, process group, seeds, deadlines."""

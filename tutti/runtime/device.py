@@ -1,0 +1,39 @@
+"""The device of a rank and the threads it may use."""
+
+import os
+
+import torch
+
+from tutti.config.schema import RuntimeConfig
+from tutti.errors import LaunchError
+from tutti.launch.threads import threads_per_rank
+from tutti.runtime.placement import Placement
+
+
+def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
+    """Pin this rank to its GPU, or to the CPU where there is none or the recipe says so."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise LaunchError(
+            "runtime.device='cuda', but torch sees no GPU here. Set runtime.device=cpu, or check CUDA_VISIBLE_DEVICES."
+        )
+    if placement.local_rank < count:
+        index = placement.local_rank
+    elif count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
+        index = 0
+    else:
+        raise LaunchError(
+            f"{placement.local_size} ranks on this host, but {count} visible GPU(s): each rank needs its own. "
+            f"Start {count} rank(s), or set runtime.device=cpu."
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def set_threads(config: RuntimeConfig, placement: Placement) -> int:
+    """Limit this rank to its share of the host's cores."""
+    threads = threads_per_rank(placement.local_size, os.environ, config.threads)
+    torch.set_num_threads(threads)
+    return threads

@@ -1,0 +1,1 @@
+"""One question, "who am I in this job?", and one file per answer."""

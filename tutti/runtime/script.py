@@ -1,0 +1,41 @@
+"""A user's script as a rank: with the variables of torchrun, and its output in its log."""
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from tutti.errors import ConfigError
+from tutti.records.folder import RunFolder
+from tutti.records.output import Tee, captured_output
+from tutti.runtime.placement import Placement
+
+
+def check_script(path: str) -> None:
+    """Refuse a script that is not there before anything starts."""
+    if not Path(path).is_file():
+        raise ConfigError(f"script {path!r}: no such file in {Path.cwd()}. Give the path of a Python file.")
+
+
+def run_script(path: str, arguments: list[str], placement: Placement, folder: RunFolder | None) -> None:
+    """Run a script in this process as `python script.py arguments` would."""
+    os.environ |= {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "MASTER_ADDR": placement.address or "127.0.0.1",
+        "MASTER_PORT": str(placement.port or 29_500),
+    }
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).parent.resolve())
+    if folder is None:
+        runpy.run_path(path, run_name="__main__")
+        return
+    with captured_output(folder.log(placement.rank), on_screen=placement.rank == 0):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except Exception:
+            traceback.print_exc(file=sys.stderr.log if isinstance(sys.stderr, Tee) else None)
+            raise

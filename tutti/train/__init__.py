@@ -1,0 +1,1 @@
+"""The loop: what happens in a step, and what a run is made of."""

@@ -1,0 +1,196 @@
+"""From a frozen configuration to a job: first what each rank can do alone, then what all do together."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.checkpoint.manifest import Manifest, verify
+from tutti.checkpoint.store import check_model
+from tutti.config import parts
+from tutti.config.plan import Plan, make_plan
+from tutti.config.run import RunConfig
+from tutti.data.loader import Loader
+from tutti.data.order import SampleOrder
+from tutti.errors import CheckpointError, ConfigError, TuttiError
+from tutti.optim.optimizers import build_optimizer
+from tutti.optim.schedule import Schedule, make_schedule
+from tutti.records.folder import RunFolder
+from tutti.records.journal import Journal, rewind
+from tutti.records.screen import Screen
+from tutti.runtime.group import Group
+from tutti.train.job import Job
+from tutti.train.learner import Learner
+from tutti.train.meters import Metrics
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Parts given as Python objects instead of by name; None leaves the recipe's."""
+
+    model: nn.Module | None = None
+    train_data: Any = None
+    valid_data: Any = None
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a rank builds alone."""
+
+    plan: Plan
+    schedule: Schedule
+    model: nn.Module
+    criterion: Callable[[Any, Any], torch.Tensor]
+    metrics: Metrics
+    optimizer: torch.optim.Optimizer
+    train_data: Any
+    valid_data: Any
+
+
+def build_job(
+    config: RunConfig, objects: Objects, group: Group, device: torch.device, folder: RunFolder, resume: Path | None
+) -> Job:
+    """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
+    pieces = _agreed(group, functools.partial(_build_pieces, config, objects, group.world_size, device))
+    manifest = _agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
+    if manifest and group.is_first:
+        rewind(folder, manifest.step)
+    group.barrier("the start of training")
+    screen = None
+    if group.is_first:
+        live = group.placement.launcher in ("none", "torchrun")  # mpirun and srun pass lines on, not a terminal
+        first_step = manifest.step if manifest else 0
+        screen = Screen(pieces.plan.total_steps, config.epochs, group.world_size, first_step, live)
+    journal = Journal(folder, screen, config.log.tensorboard)
+    learner = Learner(config, pieces.plan, group.rank, device, pieces.model, pieces.criterion, pieces.optimizer)
+    order = SampleOrder(pieces.plan, config.seed)
+    prefetch = _prefetch(config, device)
+    job = Job(
+        config=config,
+        plan=pieces.plan,
+        group=group,
+        device=device,
+        folder=folder,
+        journal=journal,
+        learner=learner,
+        metrics=pieces.metrics,
+        schedule=pieces.schedule,
+        loader=Loader(pieces.train_data, pieces.plan, order, group.rank, device, config.data.workers, prefetch),
+        valid_data=pieces.valid_data,
+    )
+    if resume and manifest:
+        job.restore(resume, manifest)
+    return job
+
+
+def check_parts(config: RunConfig, world_size: int) -> None:
+    """Refuse what is wrong whatever the data: names that do not import, batches that do not split."""
+    for part in (config.data, config.model, config.loss, config.optim):
+        part.locate()
+    config.metric_functions()
+    _check_best(config, [name.rpartition(":")[2] for name in config.metrics])
+    samples = config.data.train_samples()
+    if samples is not None:
+        make_schedule(config, make_plan(config, world_size, samples))
+
+
+def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: torch.device) -> Pieces:
+    train_data, valid_data = objects.train_data, objects.valid_data
+    if train_data is None:
+        factory = config.data.locate()
+        train_data = parts.call(factory, "data", config.data.options(), split="train")
+        valid_data = parts.call(factory, "data", config.data.options(), split="valid")
+    plan = make_plan(config, world_size, len(train_data))
+    schedule = make_schedule(config, plan)
+    torch.manual_seed(config.seed)  # the same first weights on every rank
+    model = objects.model
+    if model is None:
+        shapes = {
+            name: value
+            for name in ("input_shape", "num_classes")
+            if (value := getattr(train_data, name, None)) is not None
+        }
+        model = parts.call(config.model.locate(), "model", config.model.options(), **shapes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
+        )
+    model.to(device)
+    metrics = config.metric_functions() if objects.metrics is None else objects.metrics
+    _check_best(config, metrics)
+    criterion = objects.loss or _build_loss(config)
+    if isinstance(criterion, nn.Module):
+        criterion.to(device)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    return Pieces(plan, schedule, model, criterion, metrics, optimizer, train_data, valid_data)
+
+
+def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
+    """A loss class is built with the recipe's options; a function gets them in every call."""
+    target, options = config.loss.locate(), config.loss.options()
+    if isinstance(target, type):
+        return parts.call(target, "loss", options)
+    return functools.partial(target, **options) if options else target
+
+
+def _check_best(config: RunConfig, metrics: Any) -> None:
+    best = config.checkpoint.best
+    if best is not None and best not in ("loss", *metrics):
+        known = ", ".join(("loss", *metrics))
+        raise ConfigError(f"checkpoint.best={best!r}: expected one of this run's metrics, {known}.")
+
+
+def _check_resume(resume: Path, config: RunConfig, pieces: Pieces, group: Group) -> Manifest:
+    """Refuse a checkpoint that is damaged, or whose samples or model are not those of this run."""
+    error: TuttiError | None = None
+    manifest: Manifest | None = None
+    try:
+        manifest = verify(resume) if group.is_first else None  # one rank reads every byte
+    except CheckpointError as found:
+        error = found
+    error, manifest = group.from_first((error, manifest))
+    if error or manifest is None:
+        raise error or CheckpointError(f"checkpoint {resume} cannot be read.")
+    plan = pieces.plan
+    here = {
+        "seed": config.seed,
+        "global batch": plan.global_batch,
+        "batch.micro": config.batch.micro,
+        "number of training samples": plan.train_samples,
+    }
+    there = (manifest.seed, manifest.global_batch, manifest.micro_batch, manifest.train_samples)
+    for (name, now), then in zip(here.items(), there, strict=True):
+        if now != then:
+            fix = f" Set batch.global={then}." if name == "global batch" else ""
+            raise CheckpointError(
+                f"checkpoint {resume} was made with {name} {then}, this run has {now}: "
+                f"its samples would not be the ones that are missing.{fix}"
+            )
+    if manifest.step > plan.total_steps:
+        raise CheckpointError(f"checkpoint {resume} is at step {manifest.step}, this run ends at {plan.total_steps}.")
+    check_model(resume, manifest, pieces.model)
+    return manifest
+
+
+def _agreed(group: Group, build: Callable[[], Any]) -> Any:
+    """Build on every rank, or raise on every rank."""
+    error, built = None, None
+    try:
+        built = build()
+    except TuttiError as found:
+        error = found
+    group.agree(error)
+    return built
+
+
+def _prefetch(config: RunConfig, device: torch.device) -> int:
+    """On a GPU, or with cores to spare, batches are made ahead; a rank with one core would only switch threads."""
+    if config.data.prefetch is not None:
+        return config.data.prefetch
+    return 2 if device.type == "cuda" or torch.get_num_threads() > 1 else 0

@@ -1,0 +1,271 @@
+"""A run made ready on one rank: where it stands, and what happens between its steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tutti.checkpoint import store
+from tutti.checkpoint.manifest import Manifest
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.data.loader import Loader, RankBatch
+from tutti.data.order import SampleOrder
+from tutti.errors import CheckpointError, TrainingError
+from tutti.optim.schedule import Schedule
+from tutti.records.folder import RunFolder
+from tutti.records.journal import Journal
+from tutti.records.metrics import LineLog
+from tutti.runtime.group import Group
+from tutti.train.clock import Clock
+from tutti.train.evaluate import evaluate
+from tutti.train.learner import Learner
+from tutti.train.meters import Meter, Metrics
+
+
+@dataclass
+class Job:
+    """Everything a run needs on one rank; `step` counts the steps that are done."""
+
+    config: RunConfig
+    plan: Plan
+    group: Group
+    device: torch.device
+    folder: RunFolder
+    journal: Journal
+    learner: Learner
+    metrics: Metrics
+    schedule: Schedule
+    loader: Loader
+    valid_data: Any
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.results: dict[str, float] = {}
+        self.samples_per_second: float | None = None
+        self._batches: Iterator[RankBatch] = iter(())
+        self._window = Meter(self.metrics, self.device)
+        self._losses: list[torch.Tensor] = []  # of the steps in the window, to name a bad one
+        self._epoch_loss = [0.0, 0.0]  # sum and samples over all ranks
+        self._epoch_seconds = 0.0
+        self._epoch_steps = 0
+        self._best: float | None = None
+        self._is_best = False
+        self._saved_step = 0
+        self._clock = Clock()
+        self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
+
+    # Where the run stands.
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last finished step, counted from 1."""
+        return (self.step - 1) // self.plan.steps_per_epoch + 1
+
+    @property
+    def epoch_ends(self) -> bool:
+        return self.step % self.plan.steps_per_epoch == 0
+
+    def logs_after(self, step: int) -> bool:
+        """After the first step, every N steps, and where an epoch ends."""
+        ends = step % self.plan.steps_per_epoch == 0
+        return step == 1 or ends or step % self.config.log.every_steps == 0
+
+    @property
+    def saves_now(self) -> bool:
+        """Every N steps, every N epochs, after the best epoch, and at the very end."""
+        wish = self.config.checkpoint
+        if wish.every_steps and self.step % wish.every_steps == 0:
+            return True
+        if not self.epoch_ends:
+            return False
+        ends_run = self.step == self.plan.total_steps and bool(wish.every_steps or wish.every_epochs)
+        return self._is_best or ends_run or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0)
+
+    # What the loop calls, in the order in which it does.
+
+    def rehearse(self) -> None:
+        """Do the first step and keep nothing but its loss, which is told if the run has not begun.
+
+        DDP settles its buckets in its first backward pass. Done aside, it leaves a resumed run to add up gradients
+        in the same order as a run that was never stopped.
+        """
+        self._batches = self.loader.steps(self.step)
+        first = next(self._batches, None)
+        if first is None:
+            return
+        meter = Meter(self.metrics, self.device)
+        self.learner.model.train()
+        with self.learner.unchanged():
+            self.learner.forward_backward(first, meter, measure=False)
+        loss = meter.means(meter.totals(self.group))["loss"]
+        if self.step == 0:
+            self.journal.write("start", step=0, epoch=0, train_loss=loss, **self.validate())
+        self._batches = _chain(first, self._batches)
+
+    def batches(self) -> Iterator[RankBatch]:
+        """This rank's batches to the end of the run; the time spent waiting for them is measured."""
+        self._clock.lap()
+        while True:
+            began = self._clock.wait_began()
+            batch = next(self._batches, None)
+            self._clock.wait_ended(began)
+            if batch is None:
+                return
+            if self._ledger:
+                self._ledger.write({"step": batch.step + 1, "epoch": batch.epoch + 1, "ids": batch.ids.tolist()})
+            yield batch
+
+    def forward_backward(self, batch: RankBatch) -> None:
+        """Gradients of the global batch's mean loss."""
+        measure = self.logs_after(batch.step + 1)
+        self._losses.append(self.learner.forward_backward(batch, self._window, measure))
+
+    def update_weights(self) -> None:
+        """One step of the optimizer at the schedule's rate."""
+        self.learner.update_weights(self.schedule.lr_at(self.step))
+        self.step += 1
+
+    def log(self) -> None:
+        """Tell the means of the window that ends here; every rank enters."""
+        totals = self._window.totals(self.group)
+        values = self._window.means(totals)
+        self._check_finite(values["loss"])
+        steps = len(self._losses)
+        self._window.clear()
+        self._losses.clear()
+        self._epoch_loss[0] += totals[0]
+        self._epoch_loss[1] += totals[len(self._window.names)]
+        seconds, waited = self._clock.lap()
+        self._epoch_seconds += seconds
+        self._epoch_steps += steps
+        self.journal.write(
+            "step",
+            step=self.step,
+            epoch=self.epoch,
+            **values,
+            lr=self.schedule.lr_at(self.step - 1),
+            samples_per_second=steps * self.plan.global_batch / seconds,
+            seconds=seconds,
+            data_seconds=waited,
+            data_share=waited / seconds,
+        )
+
+    def finish_epoch(self) -> None:
+        """Validate and tell the epoch; every rank enters."""
+        with self._clock.paused():
+            self.results = {"train_loss": self._epoch_loss[0] / self._epoch_loss[1], **self.validate()}
+        if self._epoch_seconds:
+            self.samples_per_second = self._epoch_steps * self.plan.global_batch / self._epoch_seconds
+        self.journal.write(
+            "epoch",
+            step=self.step,
+            epoch=self.epoch,
+            **self.results,
+            samples_per_second=self.samples_per_second,
+            seconds=self._epoch_seconds,
+        )
+        self._epoch_loss = [0.0, 0.0]
+        self._epoch_seconds, self._epoch_steps = 0.0, 0
+        self._note_best()
+
+    def validate(self) -> dict[str, float]:
+        """The validation metrics, where the run has validation data; every rank enters."""
+        if self.valid_data is None:
+            return {}
+        means = evaluate(self.learner, self.metrics, self.valid_data, self.config, self.plan, self.group, self.device)
+        return {f"valid_{name}": value for name, value in means.items()}
+
+    def save(self) -> None:
+        """Save on all ranks; a disk that is full costs this checkpoint, not the run."""
+        if self._saved_step == self.step:
+            return
+        with self._clock.paused():
+            self.learner.statistics.combine_ranks()
+            totals = self._window.totals(self.group)
+            self._check_finite(totals[0])
+            self._window.put(totals, self.group.is_first)
+            try:
+                store.save(
+                    self.folder.checkpoints,
+                    self._manifest(totals),
+                    self.learner.model,
+                    self.learner.optimizer,
+                    self.group,
+                    keep=self.config.checkpoint.keep,
+                    is_best=self._is_best,
+                )
+                self._saved_step = self.step
+            except CheckpointError as error:
+                self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
+        self._is_best = False
+
+    def restore(self, folder: Path, manifest: Manifest) -> None:
+        """Stand where a checkpoint was saved, on this number of ranks."""
+        store.load(folder, self.learner.model, self.learner.optimizer)
+        progress = manifest.progress
+        self.step = self._saved_step = manifest.step
+        self._window.put(progress["window"], self.group.is_first)
+        self._epoch_loss = list(progress["epoch_loss"])
+        self._best = progress["best"]
+        self.results = progress["results"]
+        self.learner.scaler.load_state_dict(progress["scaler"])
+
+    def close(self) -> None:
+        """Close the files of this rank."""
+        self.journal.close()
+        if self._ledger:
+            self._ledger.close()
+
+    def _manifest(self, window: list[float]) -> Manifest:
+        return Manifest(
+            recipe=self.config.recipe,
+            step=self.step,
+            seed=self.config.seed,
+            global_batch=self.plan.global_batch,
+            micro_batch=self.config.batch.micro,
+            train_samples=self.plan.train_samples,
+            ranks=self.group.world_size,
+            model=store.model_shape(self.learner.model),
+            progress={
+                "window": window,
+                "epoch_loss": self._epoch_loss,
+                "best": self._best,
+                "results": self.results,
+                "scaler": self.learner.scaler.state_dict(),
+            },
+        )
+
+    def _note_best(self) -> None:
+        """Remember whether this epoch has the best value of the metric that the recipe watches."""
+        name = self.config.checkpoint.best
+        if name is None:
+            return
+        value = self.results[f"valid_{name}"]
+        sign = -1 if name == "loss" else 1
+        self._is_best = self._best is None or sign * value > sign * self._best
+        if self._is_best:
+            self._best = value
+
+    def _check_finite(self, loss: float) -> None:
+        """Stop when the loss is no number, and say where it began; every rank enters with the same value."""
+        if loss == loss and abs(loss) != float("inf"):
+            return
+        first = self.step - len(self._losses)
+        bad = next((first + i for i, value in enumerate(self._losses) if not bool(torch.isfinite(value))), None)
+        found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
+        step, rank = min(found, default=(self.step - 1, self.group.rank))
+        ids = SampleOrder(self.plan, self.config.seed).rank_ids(step, rank)
+        shown = ", ".join(map(str, ids[:8].tolist())) + (", ..." if len(ids) > 8 else "")
+        raise TrainingError(
+            f"the loss is {loss} at step {step + 1} (epoch {step // self.plan.steps_per_epoch + 1}) on rank {rank}, "
+            f"whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
+            "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
+        )
+
+
+def _chain(first: RankBatch, rest: Iterator[RankBatch]) -> Iterator[RankBatch]:
+    yield first
+    yield from rest

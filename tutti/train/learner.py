@@ -1,0 +1,94 @@
+"""What one step does to the weights of a model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.data.loader import RankBatch
+from tutti.parallel.batch_statistics import BatchStatistics
+from tutti.parallel.ddp import silence, spread
+from tutti.runtime.seeds import seed_pass
+from tutti.train.meters import Meter
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Learner:
+    """A model with its loss, its optimizer and what they need to step together on all ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        rank: int,
+        device: torch.device,
+        model: nn.Module,
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.model = model
+        self.criterion = criterion
+        self.optimizer = optimizer
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
+        self._spread_model = spread(model, config.ddp, plan.world_size, device)
+        self._silence = silence(self._spread_model)
+        self._config = config
+        self._micro_batch = plan.micro_batch
+        self._rank = rank
+        self._device = device
+
+    def forward_backward(self, batch: RankBatch, meter: Meter, measure: bool) -> torch.Tensor:
+        """Gradients of the mean loss over the global batch, one pass for each micro-batch of this rank."""
+        passes = len(batch.micro_batches)
+        losses = []
+        for index, (inputs, targets) in enumerate(batch.micro_batches):
+            seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
+            self.statistics.before_pass(index)
+            with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
+                with self.autocast():
+                    outputs = self._spread_model(inputs)
+                    loss = self.criterion(outputs, targets)
+                self.scaler.scale(loss / passes if passes > 1 else loss).backward()
+            losses.append(loss.detach())
+            meter.add_loss(loss, self._micro_batch)
+            if measure:
+                meter.add_metrics(outputs, targets, self._micro_batch)
+        self.statistics.after_step()
+        return torch.stack(losses).mean() if passes > 1 else losses[0]
+
+    def clip_gradients(self) -> None:
+        """Shorten the gradient to the recipe's norm, if it sets one."""
+        if self._config.optim.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optim.clip_norm)
+
+    def update_weights(self, lr: float) -> None:
+        """One step of the optimizer at the given rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the recipe, for forward passes."""
+        dtype = _DTYPES.get(self._config.precision)
+        return torch.autocast(self._device.type, dtype) if dtype else nullcontext()
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Try a step without keeping anything of it."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        try:
+            yield
+        finally:
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
