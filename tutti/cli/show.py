@@ -60,12 +60,12 @@ def _print_names(console: Console, title: str, rows: Iterable[tuple[str, str]]) 
 def _print_values(console: Console, resolved: Resolved) -> None:
     """As YAML, with sources as comments: what is printed can be kept as a recipe."""
     section = ""
-    for key, value, source in resolved.entries():
-        if len(key) > 1 and key[0] != section:
-            console.print(Text(f"{key[0]}:"))
-        section = key[0]
+    for (first, *rest), value, source in resolved.entries():
+        if rest and first != section:
+            console.print(Text(f"{first}:"))
+        section = first
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        line = f"{'  ' * (len(key) - 1)}{key[-1]}: {text}"
+        line = f"  {'.'.join(rest)}: {text}" if rest else f"{first}: {text}"
         console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
 
 

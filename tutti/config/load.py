@@ -12,9 +12,10 @@ from tutti.config.recipes import BUILT_IN, DEFAULT_RUN, expand, find, parse_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, nearest
 
+Key = tuple[str, ...]
 COMMAND_LINE = "command line"
 # Setting one of these in a later layer drops the other from the earlier ones.
-_ALTERNATIVES = {
+_ALTERNATIVES: dict[Key, Key] = {
     ("batch", "global"): ("batch", "per_rank"),
     ("batch", "per_rank"): ("batch", "global"),
     ("schedule", "warmup_steps"): ("schedule", "warmup_epochs"),
@@ -30,8 +31,6 @@ _EXPECTED = {
     "model_attributes_type": "a group of keys",
     "dict_type": "a group of keys",
 }
-
-Key = tuple[str, ...]
 
 
 @dataclass

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,13 +21,14 @@ def spread(model: nn.Module, config: DdpConfig, world_size: int, device: torch.d
     """The model as it is on one rank, else wrapped so that the last backward pass of a step averages gradients."""
     if world_size == 1 or not config.communicate:
         return model
+    sync_buffers: dict[str, Any] = {_SYNC_BUFFERS: config.broadcast_buffers}
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=config.bucket_mb,
-        **{_SYNC_BUFFERS: config.broadcast_buffers},
         find_unused_parameters=config.find_unused_parameters,
         gradient_as_bucket_view=True,
+        **sync_buffers,
     )
 
 
