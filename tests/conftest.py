@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ Tutti = Callable[..., Finished]
 
 def environment(**more: str) -> dict[str, str]:
     """A user's environment without launchers, with one thread a rank."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TUTTI_", "TORCHELASTIC_")
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200"} | more
 
@@ -65,15 +66,25 @@ def mnist_folder() -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
-    """Every process that a test starts has ended when the test has."""
+    """Every process that a test starts, at any depth, has ended when the test has."""
     yield
-    left = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False).stdout.split()
-    running = [pid for pid in left if "pgrep" not in _command_of(pid) and _command_of(pid)]
-    assert not running, f"left behind: {[_command_of(pid) for pid in running]}"
+    deadline = time.monotonic() + 10  # the kernel takes a moment to end the ranks of a launcher that was killed
+    while (left := _marked_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"left behind: {left}"
 
 
-def _command_of(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
+def _marked_processes() -> list[str]:
+    """The commands of the processes that carry this session's mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.name != str(os.getpid()) and f"{_MARK}={os.environ[_MARK]}" in (folder / "environ").read_text():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except (OSError, UnicodeDecodeError):
+            continue
+    return [line for line in found if line and "from multiprocessing." not in line]  # the server that forks ranks stays
+
+
+_MARK = "TUTTI_TEST_SESSION"
+os.environ[_MARK] = f"{os.getpid()}-{time.time()}"

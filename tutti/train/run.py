@@ -88,8 +88,6 @@ def _open_folder(
         group.agree(error)
         folder = group.from_first(folder)
     assert folder is not None
-    if group.is_first:
-        write_config(folder, config.plain())
     return folder, True
 
 
@@ -126,6 +124,7 @@ def _run(
             record.content["segments"][-1]["hosts"] = hosts
             record.content["plan"] = _facts(job)
             record.write()
+            write_config(folder, config.plain())
             _announce(job, resume)
         train(job)
     except BaseException as error:

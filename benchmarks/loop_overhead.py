@@ -1,0 +1,307 @@
+"""What tutti's loop costs: samples a second of the whole loop against a bare DDP loop and against Lightning's Trainer.
+
+Claim: with its records, metrics and logging on, tutti trains at 0.97 or more of the speed of a loop written by hand
+with none of them, and faster than Lightning.
+
+All three train the MNIST network (`mnist_torch`, dropout included) from the same first weights on the same batches of
+64 a rank: the images lie in memory as bytes, a batch is gathered by a shuffled index, made float and normalised. All
+use DDP over Gloo with gradient_as_bucket_view, fused SGD, and one thread a rank.
+
+- tutti: the real thing, `tutti.fit` in every rank, with metrics.jsonl, TensorBoard, the log lines and the training
+  accuracy every --log-every steps, and the check for a loss that is no number. The ledger is off, as is the default.
+  There are no checkpoints and no validation.
+- by hand: the shortest honest loop; no logging, no metrics, nothing but batch, forward, backward, step.
+- lightning: Trainer(strategy=ddp) at its leanest: no logger, no self.log, no progress bar, no summary, no
+  checkpoints, no validation, no sanity steps; its batches come from a plain iterable, without a DataLoader.
+
+Clock: time.perf_counter on rank 0, after a barrier of all ranks. It is read inside the network, as the training
+forward passes of two steps begin, --steps apart: so the window holds whole steps with all that happens between them,
+is the same for every contender, and no loop is taken apart or rewritten to be measured. (The events in metrics.jsonl
+would time tutti by its own clock, and the others by another.) Import, start and --warmup steps are off the clock. Each
+trial starts new ranks, and contenders alternate. A ratio is the median of the ratios within each trial.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import measure
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tutti.data.dataset import ArrayDataset
+from tutti.data.mnist import FILES, MEAN, STD, find_file, read_idx
+from tutti.data.order import permutation
+from tutti.errors import DataError
+from tutti.models.mnist import MnistTorch
+
+CONTENDERS = ("tutti", "by hand", "lightning")
+BAR_BY_HAND = 0.97
+SAMPLES = 60_000
+PER_RANK = 64
+LR, MOMENTUM = 0.01, 0.5
+SCALE, OFFSET = 1 / (255 * STD), -MEAN / STD
+CHECK_SAMPLES = 2_000
+
+
+class Watch:
+    """Reads the clock on every rank together, when the given training steps begin."""
+
+    def __init__(self, first_step: int, last_step: int) -> None:
+        self._steps = (first_step, last_step)
+        self._step = 0
+        self.times: list[float] = []
+
+    def step_begins(self) -> None:
+        if self._step in self._steps:
+            dist.barrier()
+            self.times.append(time.perf_counter())
+        self._step += 1
+
+    @property
+    def seconds(self) -> float:
+        first, last = self.times
+        return last - first
+
+
+class WatchedNet(MnistTorch):
+    """The network, with a watch that it tells of every training pass."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.watch.step_begins()
+        return super().forward(images)
+
+
+class Batches:
+    """A rank's batches of one epoch after another, in the order in which tutti takes them."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, rank: int, ranks: int, seed: int) -> None:
+        self._images, self._labels = images, labels
+        self._rank, self._ranks, self._seed = rank, ranks, seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._labels) // (PER_RANK * self._ranks)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        order = torch.from_numpy(permutation(len(self._labels), self._seed, self._epoch))
+        self._epoch += 1
+        index = order[: len(self) * PER_RANK * self._ranks].view(len(self), self._ranks, PER_RANK)[:, self._rank]
+        for ids in index:
+            yield self._images[ids].to(torch.float32).mul_(SCALE).add_(OFFSET), self._labels[ids]
+
+
+def train_tutti(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
+    """The public call, with everything on that is on by default, but for checkpoints."""
+    import tutti
+
+    tutti.fit(
+        net,
+        ArrayDataset(images, labels, mean=255 * MEAN, std=255 * STD),
+        optim={"name": "sgd", "lr": LR, "momentum": MOMENTUM},
+        batch={"per_rank": PER_RANK, "base": PER_RANK},
+        schedule={"scaling": "linear"},
+        epochs=args.epochs,
+        seed=args.seed,
+        log={"every_steps": args.log_every},
+        checkpoint={"every_epochs": None},
+        runtime={"device": "cpu"},
+        out=str(args.result.parent / "runs"),
+    )
+
+
+def train_by_hand(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
+    """What one would write for this network and nothing else."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR * ranks, momentum=MOMENTUM, fused=True)
+    criterion = nn.CrossEntropyLoss()
+    batches = Batches(images, labels, rank, ranks, args.seed)
+    model.train()
+    for _ in range(args.epochs):
+        for inputs, targets in batches:
+            loss = criterion(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def train_lightning(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
+    """Lightning's Trainer with everything off that can be."""
+    import lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+            self.criterion = nn.CrossEntropyLoss()
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            inputs, targets = batch
+            return self.criterion(self.net(inputs), targets)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            lr = LR * self.trainer.world_size
+            return torch.optim.SGD(self.parameters(), lr=lr, momentum=MOMENTUM, fused=True)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=args.ranks,
+        strategy=DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True),
+        max_epochs=args.epochs,
+        log_every_n_steps=args.log_every,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(Module(), Batches(images, labels, trainer.global_rank, trainer.world_size, args.seed))
+
+
+def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """The training images and labels as they are in the files, or random ones of their shape."""
+    try:
+        images, labels = (find_file(folder, name) for name in FILES["train"])
+    except DataError:
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randint(0, 256, (SAMPLES, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        return images, torch.randint(0, 10, (SAMPLES,), generator=generator), "random bytes"
+    return torch.from_numpy(read_idx(images, 3)).unsqueeze(1), torch.from_numpy(read_idx(labels, 1)).long(), "MNIST"
+
+
+def run_as_rank(args: argparse.Namespace) -> None:
+    """Train as one rank of a contender; rank 0 leaves the seconds of the window."""
+    import os
+
+    from tutti.launch.local import end_with_parent
+
+    end_with_parent()
+    torch.set_num_threads(1)
+    images, labels, source = read_images(args.data, args.seed)
+    torch.manual_seed(args.seed)
+    watch = Watch(args.warmup, args.warmup + args.steps)
+    net = WatchedNet(watch)
+    train = {"tutti": train_tutti, "by hand": train_by_hand, "lightning": train_lightning}[args.as_rank]
+    train(net, images, labels, args)
+    if os.environ["RANK"] == "0":
+        net.eval()
+        with torch.inference_mode():
+            outputs = net(images[:CHECK_SAMPLES].to(torch.float32).mul_(SCALE).add_(OFFSET))
+            loss = nn.functional.cross_entropy(outputs, labels[:CHECK_SAMPLES]).item()
+        result = {"seconds": watch.seconds, "loss": loss, "threads": torch.get_num_threads(), "data": source}
+        args.result.write_text(json.dumps(result))
+
+
+def measure_once(contender: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One trial of one contender, in ranks of its own."""
+    with tempfile.TemporaryDirectory(prefix="loop-overhead-") as folder:
+        result = Path(folder) / "result.json"
+        given = {name: str(getattr(args, name)) for name in ("ranks", "steps", "warmup", "seed")}
+        given |= {"log-every": str(args.log_every), "epochs": str(args.epochs)}
+        given |= {"data": str(args.data.resolve()), "result": str(result), "as-rank": contender}
+        options = [f"--{name}={value}" for name, value in given.items()]
+        words = measure.torchrun(args.ranks, str(Path(__file__).resolve()), *options)
+        measure.run_command(words, Path(folder), args.deadline)
+        return json.loads(result.read_text())
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All trials of all contenders, and what follows from them."""
+    facts = measure.conditions(
+        ranks=args.ranks,
+        threads_per_rank=1,
+        per_rank_batch=PER_RANK,
+        steps=args.steps,
+        warmup_steps=args.warmup,
+        log_every_steps=args.log_every,
+        seed=args.seed,
+        trials=args.trials,
+    )
+    measure.print_conditions(facts)
+    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    losses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for trial, name in measure.alternating(CONTENDERS, args.trials):
+        found = measure_once(name, args)
+        assert found["threads"] == 1
+        facts["data"] = found["data"]
+        rates[name].append(args.steps * PER_RANK * args.ranks / found["seconds"])
+        losses[name].append(found["loss"])
+        print(f"trial {trial + 1}/{args.trials}  {name:<10} {rates[name][-1]:>10,.0f} samples/s", flush=True)
+    ratios = {name: measure.paired(rates["tutti"], rates[name]) for name in CONTENDERS[1:]}
+    return {
+        "program": "loop_overhead",
+        "conditions": facts,
+        "samples_per_second": {name: measure.spread(values) | {"trials": values} for name, values in rates.items()},
+        "loss_after": {name: measure.spread(values) for name, values in losses.items()},
+        "tutti_over": ratios,
+        "bars": {
+            f"at least {BAR_BY_HAND} of the loop by hand": ratios["by hand"]["median"] >= BAR_BY_HAND,
+            "faster than lightning": ratios["lightning"]["median"] > 1,
+        },
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table and the verdict."""
+    facts, ranks = result["conditions"], result["conditions"]["ranks"]
+    rows = []
+    for name, rate in result["samples_per_second"].items():
+        step = 1e6 * PER_RANK * ranks / rate["median"]
+        ratio = result["tutti_over"].get(name)
+        cells = measure.shown(ratio, 3) if ratio else ["", "", ""]
+        rows.append([name, *measure.shown(rate, 0), f"{step:,.0f}", *cells, f"{result['loss_after'][name]['median']:.3f}"])
+    print(f"\n{facts['data']}, {facts['steps']} steps of {ranks} x {PER_RANK} samples after {facts['warmup_steps']}:")
+    head = ["contender", "samples/s", "min", "max", "us/step", "tutti over it", "min", "max", "loss after"]
+    measure.print_table(head, rows)
+    measure.print_verdict(result["bars"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Samples a second of tutti's whole loop, of a bare DDP loop and of Lightning's Trainer.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of every contender")
+    parser.add_argument("--steps", type=int, default=400, help="steps in the timed window")
+    parser.add_argument("--warmup", type=int, default=50, help="steps before it")
+    parser.add_argument("--trials", type=int, default=7, help="trials of every contender")
+    parser.add_argument("--log-every", type=int, default=50, help="steps between two log lines of tutti")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the weights and of the order of samples")
+    parser.add_argument("--data", type=Path, default=measure.default_data(), help="MNIST files; random if not there")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds that one trial of one contender may take")
+    parser.add_argument("--out", type=Path, help="write the result to this JSON file")
+    parser.add_argument("--as-rank", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--epochs", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.as_rank:
+        run_as_rank(args)
+        return
+    measure.end_children_with_me()
+    steps_per_epoch = SAMPLES // (PER_RANK * args.ranks)
+    args.epochs = -(-(args.warmup + args.steps + 1) // steps_per_epoch)
+    result = compare(args)
+    show(result)
+    measure.write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
