@@ -37,9 +37,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tutti.data.dataset import ArrayDataset
-from tutti.data.mnist import FILES, MEAN, STD, find_file, read_idx
+from tutti.data.mnist import MEAN, STD
 from tutti.data.order import permutation
-from tutti.errors import DataError
 from tutti.models.mnist import MnistTorch
 
 CONTENDERS = ("tutti", "by hand", "lightning")
@@ -137,6 +136,7 @@ def train_by_hand(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, a
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+    dist.barrier()  # a rank that leaves first breaks the others' connections
     dist.destroy_process_group()
 
 
@@ -176,17 +176,6 @@ def train_lightning(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor,
     trainer.fit(Module(), Batches(images, labels, trainer.global_rank, trainer.world_size, args.seed))
 
 
-def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """The training images and labels as they are in the files, or random ones of their shape."""
-    try:
-        images, labels = (find_file(folder, name) for name in FILES["train"])
-    except DataError:
-        generator = torch.Generator().manual_seed(seed)
-        images = torch.randint(0, 256, (SAMPLES, 1, 28, 28), dtype=torch.uint8, generator=generator)
-        return images, torch.randint(0, 10, (SAMPLES,), generator=generator), "random bytes"
-    return torch.from_numpy(read_idx(images, 3)).unsqueeze(1), torch.from_numpy(read_idx(labels, 1)).long(), "MNIST"
-
-
 def run_as_rank(args: argparse.Namespace) -> None:
     """Train as one rank of a contender; rank 0 leaves the seconds of the window."""
     import os
@@ -195,7 +184,7 @@ def run_as_rank(args: argparse.Namespace) -> None:
 
     end_with_parent()
     torch.set_num_threads(1)
-    images, labels, source = read_images(args.data, args.seed)
+    images, labels, source = measure.read_images(args.data, args.seed)
     torch.manual_seed(args.seed)
     watch = Watch(args.warmup, args.warmup + args.steps)
     net = WatchedNet(watch)
@@ -267,7 +256,9 @@ def show(result: dict[str, Any]) -> None:
         step = 1e6 * PER_RANK * ranks / rate["median"]
         ratio = result["tutti_over"].get(name)
         cells = measure.shown(ratio, 3) if ratio else ["", "", ""]
-        rows.append([name, *measure.shown(rate, 0), f"{step:,.0f}", *cells, f"{result['loss_after'][name]['median']:.3f}"])
+        rows.append(
+            [name, *measure.shown(rate, 0), f"{step:,.0f}", *cells, f"{result['loss_after'][name]['median']:.3f}"]
+        )
     print(f"\n{facts['data']}, {facts['steps']} steps of {ranks} x {PER_RANK} samples after {facts['warmup_steps']}:")
     head = ["contender", "samples/s", "min", "max", "us/step", "tutti over it", "min", "max", "loss after"]
     measure.print_table(head, rows)

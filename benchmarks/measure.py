@@ -15,15 +15,40 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
+from tutti.data.mnist import FILES, find_file, read_idx
+from tutti.errors import DataError
 from tutti.records.record import commit, hardware, versions
 
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "TUTTI_RUN")
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "OMPI_",
+    "PMI",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "TUTTI_RUN",
+)
 _GRACE_SECONDS = 20
 
 
 def default_data() -> Path:
     """The folder of the MNIST files, as the recipe of that name has it."""
     return Path(os.environ.get("TUTTI_DATA", "data")) / "mnist"
+
+
+def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """The training images and labels as bytes and whole numbers, or random ones of their shape; and which it is."""
+    try:
+        images, labels = (find_file(folder, name) for name in FILES["train"])
+    except DataError:
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randint(0, 256, (60_000, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        return images, torch.randint(0, 10, (60_000,), generator=generator), "random bytes"
+    return torch.from_numpy(read_idx(images, 3)).unsqueeze(1), torch.from_numpy(read_idx(labels, 1)).long(), "MNIST"
 
 
 def alternating(names: Sequence[str], trials: int) -> Iterator[tuple[int, str]]:
@@ -52,7 +77,10 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns, the first to the left."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
-        cells = [cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         print("  ".join(cells).rstrip())
 
 
@@ -81,8 +109,13 @@ def conditions(**facts: Any) -> dict[str, Any]:
 
 def print_conditions(facts: Mapping[str, Any]) -> None:
     """The conditions that a reader of the table needs beside it."""
-    words = [f"{name} {facts['versions'][name]}" for name in ("python", "torch", "lightning") if name in facts["versions"]]
-    words += [f"{facts['hardware']['processor']}, {facts['hardware']['cores']} cores", f"load {facts['load_before'][0]}"]
+    words = [
+        f"{name} {facts['versions'][name]}" for name in ("python", "torch", "lightning") if name in facts["versions"]
+    ]
+    words += [
+        f"{facts['hardware']['processor']}, {facts['hardware']['cores']} cores",
+        f"load {facts['load_before'][0]}",
+    ]
     words += [f"{facts[key]} {key}" for key in ("ranks", "trials") if key in facts]
     print("; ".join(words), flush=True)
 
@@ -121,7 +154,7 @@ def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float) -> flo
         if code == 0:
             return seconds
         output.seek(0)
-        tail = "".join(output.readlines()[-30:])
+        tail = "".join(output.readlines()[-60:])
     problem = f"ended with exit code {code}" if code is not None else f"did not end within {deadline_seconds:g} s"
     raise SystemExit(f"{tail}\nerror: {' '.join(words)}: {problem}.")
 

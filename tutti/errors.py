@@ -8,6 +8,7 @@ class TuttiError(Exception):
     """An error shown to the user as one message, without a traceback."""
 
     exit_code = 2
+    agreed = False  # every rank raises it, so that rank 0 speaks for all
 
 
 class ConfigError(TuttiError):

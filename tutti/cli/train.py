@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from tutti.checkpoint.manifest import find_latest
 from tutti.config.load import Resolved, resolve
 from tutti.errors import CheckpointError, LaunchError, TuttiError
 from tutti.launch import local
-from tutti.launch.failure import Failure, describe, leave_note
+from tutti.launch.failure import Failure, describe, leave_note, quote
 from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.records.record import Record
 from tutti.records.runs import find_runs
 from tutti.runtime.discovery import discover
 from tutti.runtime.placement import Placement
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
 
 
 def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None) -> None:
@@ -53,7 +56,7 @@ def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     check_script(script)
     if _is_rank(placement) or ranks in (None, 1):
         folder = _given_folder()
-        _as_rank(placement, folder, lambda: run_script(script, arguments, placement, folder))
+        _as_rank(placement, lambda: run_script(script, arguments, placement, folder))
         return
     check_writable(out)
     folder = create_folder(out, Path(script).stem, ranks)
@@ -131,31 +134,36 @@ def _train_as_rank(config: Any, placement: Placement, checkpoint: Path | None) -
             curves = draw_curves(outcome.folder)
             print(f"curves:     {curves}\nrun folder: {outcome.folder.path}", flush=True)
 
-    _as_rank(placement, folder, work)
+    _as_rank(placement, work)
 
 
-def _as_rank(placement: Placement, folder: RunFolder | None, work: Callable[[], Any]) -> None:
+def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         work()
     except TuttiError as error:
-        _tell(describe(placement.rank, error, error.exit_code, said=True), folder, silent=placement.rank > 0)
+        _tell(describe(placement.rank, error, error.exit_code, said=True), silent=error.agreed and placement.rank > 0)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if placement.world_size == 1 and folder is None:
-            raise  # alone, Python's own traceback says most
-        _tell(describe(placement.rank, error, 1, said=False), folder, silent=False)
+        _tell(describe(placement.rank, error, 1, said=False))
 
 
-def _tell(failure: Failure, folder: RunFolder | None, silent: bool) -> None:
+def _tell(failure: Failure, silent: bool = False) -> None:
+    """Tell the launcher that started this rank, or whoever looks at the screen; then end."""
     notes = os.environ.get(local.NOTES_VARIABLE)
+    who = f"rank {failure.rank} on host {failure.host}"
     if notes:
         leave_note(Path(notes), failure)
-    elif not silent:
-        place = "" if failure.said else f"rank {failure.rank} on host {failure.host} failed: "
-        print(f"error: {place}{failure.text}", file=sys.stderr)
+    elif failure.said:
+        if not silent:
+            print(f"error: {failure.text}", file=sys.stderr)
+    elif failure.consequence:
+        print(f"error: {who} ends: it lost contact with another rank ({failure.text})", file=sys.stderr)
+    else:
+        lines = traceback.format_exc().splitlines()[-12:]
+        print(f"error: {who} failed: {failure.text}. Its last calls:{quote(lines)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(failure.exit_code)  # without waiting for threads that may wait for ranks that are gone
@@ -171,10 +179,8 @@ def _finish(folder: RunFolder, failure: Failure | None) -> None:
         return
     print(f"error: {failure.message(folder)}", file=sys.stderr)
     if folder.record.exists():
-        record = Record.open(folder.record)
-        if record.content.get("state") == "running":
-            with contextlib.suppress(OSError):
-                record.end("failed", failure=failure.text)
+        with contextlib.suppress(OSError):
+            Record.open(folder.record).end("failed", failure=failure.text)
     if folder.path.exists():
         print(f"run folder: {folder.path}", file=sys.stderr)
     sys.exit(failure.exit_code)

@@ -43,8 +43,8 @@ class Layers:
     def add(self, given: Mapping[str, Any], source: str) -> None:
         """Lay new values over the old ones."""
         for section in parts.SECTIONS:  # another part's options mean nothing to this one
-            new, old = given.get(section), self.values.get(section)
-            if isinstance(new, dict) and isinstance(old, dict) and new.get("name", old.get("name")) != old.get("name"):
+            new, old = _name_in(given, section), _name_in(self.values, section)
+            if None not in (new, old) and new != old:
                 self._drop((section,))
         for key, value in _leaves(given):
             if key in _ALTERNATIVES and value is not None:
@@ -93,8 +93,10 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     layers = Layers()
     for source, values in _chain(path, run):
         layers.add(values, source)
+    typed = Layers()  # all overrides are one layer, whatever their order
     for text in overrides:
-        layers.add(_parse_override(text), COMMAND_LINE)
+        typed.add(_parse_override(text), COMMAND_LINE)
+    layers.add(typed.values, COMMAND_LINE)
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
         layers.add({"recipe": name}, "name of the recipe")
@@ -140,6 +142,11 @@ def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> lis
         return _chain(path, parent, seen) + layer
     beside = path.parent / parent  # another file of the user's, found beside this one
     return _chain(*find(str(beside) if beside.is_file() else parent), seen) + layer
+
+
+def _name_in(values: Mapping[str, Any], section: str) -> Any:
+    part = values.get(section)
+    return part.get("name") if isinstance(part, dict) else None
 
 
 def _parse_override(text: str) -> dict[str, Any]:

@@ -60,10 +60,11 @@ def _check_split(global_batch: int, world_size: int, micro: int | None) -> None:
     if global_batch % unit:
         nearest = max(unit, round(global_batch / unit) * unit)
         passes = f" of micro-batches of {micro}" if micro else ""
+        whole, rest = divmod(global_batch, micro or 1)
+        others = "" if rest else f", or start a number of ranks that divides {whole}"
         raise ConfigError(
-            f"batch.global={global_batch} does not split over {world_size} ranks{passes}: expected a multiple of "
-            f"{unit}. Set batch.global={nearest}, or start a number of ranks that divides "
-            f"{global_batch // (micro or 1)}."
+            f"batch.global={global_batch} does not split over {world_size} rank(s){passes}: expected a multiple of "
+            f"{unit}. Set batch.global={nearest}{others}."
         )
 
 

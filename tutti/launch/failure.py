@@ -33,8 +33,14 @@ class Failure:
         if self.said:
             return self.text
         log = folder.log(self.rank)
-        lines = "".join(f"\n  | {line}" for line in last_lines(log))
-        return f"rank {self.rank} on host {self.host} failed: {self.text}. Last lines of {log}:{lines}"
+        lines = last_lines(log)
+        tail = f"Last lines of {log}:{quote(lines)}" if lines else f"It has written nothing to {log}"
+        return f"rank {self.rank} on host {self.host} failed: {self.text}. {tail}"
+
+
+def quote(lines: list[str]) -> str:
+    """Lines of a log or a traceback, set off from the message they belong to."""
+    return "".join(f"\n  | {line}" for line in lines)
 
 
 def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Failure:

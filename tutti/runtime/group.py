@@ -50,8 +50,11 @@ class Group:
             return
         kind, texts = failed[0][1], list(dict.fromkeys(text for _, _, text, _ in failed))
         if len(failed) == self.world_size and len(texts) == 1:
-            raise kind(texts[0])
-        raise kind("\n".join(f"rank {rank} on host {host}: {text}" for rank, _, text, host in failed))
+            agreed = kind(texts[0])
+        else:
+            agreed = kind("\n".join(f"rank {rank} on host {host}: {text}" for rank, _, text, host in failed))
+        agreed.agreed = True
+        raise agreed
 
     def gather(self, item: Any) -> list[Any]:
         """Every rank's object, in the order of ranks."""

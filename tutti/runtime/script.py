@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from tutti.errors import ConfigError
+from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
 from tutti.records.output import Tee, captured_output
 from tutti.runtime.placement import Placement
@@ -27,6 +28,7 @@ def run_script(path: str, arguments: list[str], placement: Placement, folder: Ru
         "LOCAL_WORLD_SIZE": str(placement.local_size),
         "MASTER_ADDR": placement.address or "127.0.0.1",
         "MASTER_PORT": str(placement.port or 29_500),
+        "OMP_NUM_THREADS": str(threads_per_rank(placement.local_size, os.environ)),
     }
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).parent.resolve())

@@ -54,7 +54,7 @@ class Job:
         self._best: float | None = None
         self._is_best = False
         self._saved_step = 0
-        self._clock = Clock()
+        self.clock = Clock()
         self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
 
     # Where the run stands.
@@ -107,11 +107,11 @@ class Job:
 
     def batches(self) -> Iterator[RankBatch]:
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
-        self._clock.lap()
+        self.clock.start()
         while True:
-            began = self._clock.wait_began()
+            began = self.clock.wait_began()
             batch = next(self._batches, None)
-            self._clock.wait_ended(began)
+            self.clock.wait_ended(began)
             if batch is None:
                 return
             if self._ledger:
@@ -138,7 +138,7 @@ class Job:
         self._losses.clear()
         self._epoch_loss[0] += totals[0]
         self._epoch_loss[1] += totals[len(self._window.names)]
-        seconds, waited = self._clock.lap()
+        seconds, waited = self.clock.lap()
         self._epoch_seconds += seconds
         self._epoch_steps += steps
         self.journal.write(
@@ -155,7 +155,7 @@ class Job:
 
     def finish_epoch(self) -> None:
         """Validate and tell the epoch; every rank enters."""
-        with self._clock.paused():
+        with self.clock.paused("validation"):
             self.results = {"train_loss": self._epoch_loss[0] / self._epoch_loss[1], **self.validate()}
         if self._epoch_seconds:
             self.samples_per_second = self._epoch_steps * self.plan.global_batch / self._epoch_seconds
@@ -182,7 +182,7 @@ class Job:
         """Save on all ranks; a disk that is full costs this checkpoint, not the run."""
         if self._saved_step == self.step:
             return
-        with self._clock.paused():
+        with self.clock.paused("checkpoints"):
             self.learner.statistics.combine_ranks()
             totals = self._window.totals(self.group)
             self._check_finite(totals[0])
@@ -259,11 +259,13 @@ class Job:
         step, rank = min(found, default=(self.step - 1, self.group.rank))
         ids = SampleOrder(self.plan, self.config.seed).rank_ids(step, rank)
         shown = ", ".join(map(str, ids[:8].tolist())) + (", ..." if len(ids) > 8 else "")
-        raise TrainingError(
+        error = TrainingError(
             f"the loss is {loss} at step {step + 1} (epoch {step // self.plan.steps_per_epoch + 1}) on rank {rank}, "
             f"whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
             "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
         )
+        error.agreed = True
+        raise error
 
 
 def _chain(first: RankBatch, rest: Iterator[RankBatch]) -> Iterator[RankBatch]:

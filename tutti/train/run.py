@@ -1,5 +1,6 @@
 """One rank's life: join the others, build the job, train, leave a record."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -135,7 +136,9 @@ def _run(
         raise
     job.close()
     if group.is_first:
-        record.end("finished", step=job.step, results=job.results, samples_per_second=job.samples_per_second)
+        seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
+        rate = job.samples_per_second
+        record.end("finished", step=job.step, results=job.results, samples_per_second=rate, seconds=seconds)
     return Outcome(folder, job.results, job.samples_per_second, job.learner.model)
 
 
@@ -143,6 +146,8 @@ def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError)
     """A run that never began leaves nothing; one that could not be resumed keeps what it had."""
     if is_new:
         shutil.rmtree(folder.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folders above it that are empty
+            os.removedirs(folder.path.parent)
     else:
         record.end("failed", failure=str(error))
 

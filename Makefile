@@ -1,0 +1,58 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer: make quickstart, make test.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+
+.PHONY: help quickstart test check system lock clean
+
+help:
+	@echo "make quickstart   set up .venv and train on two ranks, with a plot, in about a minute"
+	@echo "make test         set up and run all tests"
+	@echo "make check        format, lint, types, import floors and the tests that start no ranks"
+	@echo "make lock         write constraints.txt anew from the newest packages"
+
+quickstart: $(VENV)/installed
+	$(VENV)/bin/tutti train digits -n 2
+
+test: $(VENV)/installed-dev system
+	$(VENV)/bin/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m pytest -m "not ranks" -q
+
+# torch alone first: asked for together with the rest, pip may choose another build of it.
+$(VENV)/torch: constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tutti needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing $(TORCH) and what it needs into $(VENV) (a few minutes the first time)"
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	$(PIP) --editable '.[digits]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/torch pyproject.toml
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/installed
+
+# Launchers that the tests use for real; without them, or without the right to install them, those tests are skipped.
+system:
+	@tests/install_launchers.sh
+
+lock:
+	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --quiet $(TORCH)
+	$(VENV)/lock/bin/python -m pip install --quiet '.[dev,bench]'
+	$(VENV)/lock/bin/python -m pip freeze --exclude tutti-train | sed 's/+cpu$$//' > constraints.txt
+	rm -rf $(VENV)/lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,243 @@
+"""What loading whole batches saves: augmented MNIST images a second against a DataLoader with two worker processes.
+
+Claim: one process that gathers, shifts and normalises a whole batch at once gives at least 10 times the images a second
+of a torch DataLoader in which two worker processes do the same to one sample at a time.
+
+- tutti: the training data as the recipe's `mnist` opens it with shift=2 (`ArrayDataset`), through its `Loader`, in
+  this process with one thread: without prefetch, which is the default of a rank with one thread, and with 2 batches
+  prefetched by a thread, the default of a rank with more.
+- DataLoader: a map-style dataset written with care. The images are padded once, as ours are, so that a shift is a slice
+  of a NumPy array; then one conversion to float and two operations in place; offsets come from Python's generator. Two
+  persistent worker processes, default collate, shuffle; with the default prefetch_factor (2) and with --prefetch. A
+  third one pads inside the sample, the way such a transform is mostly written.
+
+Both give random shifts of up to 2 pixels in both directions and float32 batches of 64. Before anything is timed it is
+checked that the two pipelines make the same image from the same sample and shift, and that an epoch of each holds the
+same labels, each the right number of times.
+
+Clock: time.perf_counter around --epochs whole epochs, in which every batch is taken and the sum of its labels read. Both
+leave out the last incomplete batch. The first epoch of every contender is off the clock (worker processes start in it).
+Contenders alternate, and a ratio is the median of the ratios within each trial. The bar is held against the faster of
+the DataLoaders that pad once.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tutti.config.plan import Plan
+from tutti.data.dataset import ArrayDataset
+from tutti.data.loader import Loader
+from tutti.data.mnist import MEAN, STD
+from tutti.data.order import SampleOrder
+
+BAR = 10.0
+BATCH = 64
+SHIFT = 2
+SCALE, OFFSET = np.float32(1 / (255 * STD)), np.float32(-MEAN / STD)
+Sample = tuple[torch.Tensor, int]
+Epoch = Callable[[int], Iterable[tuple[torch.Tensor, torch.Tensor]]]
+CPU = torch.device("cpu")
+
+
+class PaddedSamples(Dataset[Sample]):
+    """One sample at a time, cut out of images that were padded once."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self._padded = np.pad(images, ((0, 0), (0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT)))
+        self._labels = labels.tolist()
+        self._height, self._width = images.shape[2:]
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        top, left = int(random.random() * (2 * SHIFT + 1)), int(random.random() * (2 * SHIFT + 1))
+        return self.image(index, top, left), self._labels[index]
+
+    def image(self, index: int, top: int, left: int) -> torch.Tensor:
+        """A sample at a given shift."""
+        window = self._padded[index, :, top : top + self._height, left : left + self._width].astype(np.float32)
+        window *= SCALE
+        window += OFFSET
+        return torch.from_numpy(window)
+
+
+class PlainSamples(PaddedSamples):
+    """One sample at a time, padded when it is asked for."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        super().__init__(images[:0], labels)
+        self._images = torch.from_numpy(images)
+
+    def image(self, index: int, top: int, left: int) -> torch.Tensor:
+        padded = torch.nn.functional.pad(self._images[index], [SHIFT] * 4)
+        window = padded[:, top : top + self._height, left : left + self._width]
+        return window.to(torch.float32).mul_(float(SCALE)).add_(float(OFFSET))
+
+
+def tutti_epoch(dataset: ArrayDataset, seed: int, per_rank_batch: int, prefetch: int) -> Epoch:
+    """Epochs of our loader, by number."""
+
+    def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        plan = Plan(1, per_rank_batch, per_rank_batch, per_rank_batch, len(dataset), epochs=epoch + 1)
+        loader = Loader(dataset, plan, SampleOrder(plan, seed), 0, CPU, workers=0, prefetch=prefetch)
+        for batch in loader.steps(epoch * plan.steps_per_epoch):
+            yield batch.micro_batches[0]
+
+    return batches
+
+
+def torch_loader(
+    dataset: Dataset[Sample], workers: int, prefetch_factor: int, drop_last: bool = True
+) -> DataLoader[Any]:
+    """The peer: worker processes that stay from epoch to epoch."""
+    return DataLoader(
+        dataset,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=True,
+        prefetch_factor=prefetch_factor,
+        drop_last=drop_last,
+    )
+
+
+def check_same_images(dataset: ArrayDataset, peers: list[PaddedSamples], seed: int) -> None:
+    """Every image that our loader makes is one that a peer makes of the same sample at some shift."""
+    plan = Plan(1, BATCH, BATCH, BATCH, len(dataset), epochs=1)
+    batch = next(iter(Loader(dataset, plan, SampleOrder(plan, seed), 0, CPU, workers=0, prefetch=0).steps(0)))
+    shifts = [(top, left) for top in range(2 * SHIFT + 1) for left in range(2 * SHIFT + 1)]
+    met = set()
+    for image, sample in zip(batch.micro_batches[0][0], batch.ids, strict=True):
+        for peer in peers:
+            gaps = [(image - peer.image(int(sample), *shift)).abs().max().item() for shift in shifts]
+            best = min(range(len(shifts)), key=gaps.__getitem__)
+            if gaps[best] > 1e-5:
+                raise SystemExit(f"error: sample {sample} differs by {gaps[best]:g} from every shift of the peer's.")
+            met.add(shifts[best])
+    if len(met) < len(shifts) // 2:
+        raise SystemExit(f"error: a batch shows only the shifts {sorted(met)}.")
+
+
+def check_same_labels(dataset: ArrayDataset, peer: PaddedSamples, labels: torch.Tensor, seed: int) -> None:
+    """A whole epoch of each holds every label as often as the data does."""
+    whole = next(size for size in range(BATCH, 0, -1) if len(dataset) % size == 0)  # so that nothing is left out
+    ours = torch.cat([targets for _, targets in tutti_epoch(dataset, seed, whole, prefetch=0)(0)])
+    theirs = torch.cat([targets for _, targets in torch_loader(peer, 2, 2, drop_last=False)])
+    for name, found in (("tutti", ours), ("DataLoader", theirs)):
+        if found.bincount().tolist() != labels.bincount().tolist():
+            raise SystemExit(f"error: an epoch of {name} does not hold the labels of the data.")
+
+
+def images_per_second(batches: Epoch, epochs: range) -> float:
+    """Take every batch of some epochs and touch it."""
+    images = total = 0
+    began = time.perf_counter()
+    for epoch in epochs:
+        for inputs, targets in batches(epoch):
+            total += int(targets.sum())
+            images += len(inputs)
+    seconds = time.perf_counter() - began
+    assert total > 0
+    return images / seconds
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """The checks, all trials of all contenders, and what follows from them."""
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    random.seed(args.seed)
+    inputs, targets, source = measure.read_images(args.data, args.seed)
+    ours = ArrayDataset(inputs, targets, mean=255 * MEAN, std=255 * STD, shift=SHIFT)
+    padded = PaddedSamples(inputs.numpy(), targets.numpy())
+    plain = PlainSamples(inputs.numpy(), targets.numpy())
+    facts = measure.conditions(
+        data=source,
+        samples=len(targets),
+        per_rank_batch=BATCH,
+        shift=SHIFT,
+        ranks=1,
+        threads_per_rank=1,
+        workers_of_peer=args.workers,
+        epochs_per_trial=args.epochs,
+        seed=args.seed,
+        trials=args.trials,
+    )
+    measure.print_conditions(facts)
+    check_same_images(ours, [padded, plain], args.seed)
+    check_same_labels(ours, padded, targets, args.seed)
+    print(f"checked on {source}: same images for the same shift, same labels in an epoch", flush=True)
+    loaders = {
+        "DataLoader, prefetch_factor 2": torch_loader(padded, args.workers, 2),
+        f"DataLoader, prefetch_factor {args.prefetch}": torch_loader(padded, args.workers, args.prefetch),
+        "DataLoader, pads each sample": torch_loader(plain, args.workers, args.prefetch),
+    }
+    contenders: dict[str, Epoch] = {
+        "tutti": tutti_epoch(ours, args.seed, BATCH, 0),
+        "tutti, prefetch 2": tutti_epoch(ours, args.seed, BATCH, 2),
+    } | {name: lambda _, loader=loader: loader for name, loader in loaders.items()}
+    for batches in contenders.values():
+        images_per_second(batches, range(1))
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for trial, name in measure.alternating(list(contenders), args.trials):
+        first = 1 + trial * args.epochs
+        rates[name].append(images_per_second(contenders[name], range(first, first + args.epochs)))
+    peer = max(list(loaders)[:2], key=lambda name: measure.spread(rates[name])["median"])
+    ratios = {name: measure.paired(values, rates[peer]) for name, values in rates.items()}
+    return {
+        "program": "loader",
+        "conditions": facts,
+        "images_per_second": {name: measure.spread(values) | {"trials": values} for name, values in rates.items()},
+        "peer": peer,
+        "over_peer": ratios,
+        "bars": {
+            f"{name}: at least {BAR:g} times the {peer}": ratios[name]["median"] >= BAR
+            for name in ("tutti", "tutti, prefetch 2")
+        },
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table and the verdict."""
+    facts = result["conditions"]
+    print(
+        f"\n{facts['samples']:,} images, batches of {BATCH}, shift {SHIFT}, {facts['workers_of_peer']} workers of the peer:"
+    )
+    rows = []
+    for name, rate in result["images_per_second"].items():
+        micros = 1e6 * BATCH / rate["median"]
+        ratio = measure.shown(result["over_peer"][name], 2)
+        rows.append([name, *measure.shown(rate, 0), f"{micros:,.0f}", *ratio])
+    measure.print_table(["contender", "images/s", "min", "max", "us/batch", "over peer", "min", "max"], rows)
+    measure.print_verdict(result["bars"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Augmented MNIST images a second: whole batches in one process, or a DataLoader with workers.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--trials", type=int, default=7, help="trials of every contender")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs in a trial")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of the DataLoader")
+    parser.add_argument("--prefetch", type=int, default=8, help="the tuned prefetch_factor of the DataLoader")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the order and of the shifts")
+    parser.add_argument("--data", type=Path, default=measure.default_data(), help="MNIST files; random if not there")
+    parser.add_argument("--out", type=Path, help="write the result to this JSON file")
+    args = parser.parse_args()
+    result = compare(args)
+    show(result)
+    measure.write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()

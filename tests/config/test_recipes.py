@@ -1,0 +1,113 @@
+"""The built-in recipes, and the ways of naming a recipe."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tutti.config.load import resolve
+from tutti.config.plan import make_plan
+from tutti.config.recipes import BUILT_IN, built_in, expand, find, parse_yaml
+from tutti.errors import ConfigError
+
+NAMES = [name for name, _ in built_in()]
+
+
+def test_every_run_of_every_built_in_file_is_listed_with_a_line_of_its_own() -> None:
+    runs = [
+        path.stem if run == "base" else f"{path.stem}/{run}"
+        for path in sorted(BUILT_IN.glob("*.yaml"))
+        for run in yaml.safe_load(path.read_text())
+    ]
+    assert runs == NAMES
+    assert {"digits", "hello", "mnist"} <= set(NAMES)
+    summaries = [summary for _, summary in built_in()]
+    assert all(summaries) and len(set(summaries)) == len(summaries)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_built_in_recipe_resolves_and_splits_over_ranks(name: str) -> None:
+    resolved = resolve(name)
+    assert resolved.config.recipe == name
+    for ranks in (1, 2, 4):
+        samples = resolved.config.data.train_samples()
+        assert samples is not None
+        assert make_plan(resolved.config, ranks, samples).total_steps > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_built_in_recipe_names_ranks_or_a_machine(name: str) -> None:
+    config = resolve(name).config
+    assert (config.runtime.device, config.runtime.threads, config.out) == ("auto", None, "runs")
+
+
+@pytest.mark.parametrize(("value", "path"), [(None, "data/mnist"), ("/big disk", "/big disk/mnist")])
+def test_the_place_of_mnist_comes_from_the_environment(
+    value: str | None, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TUTTI_DATA", raising=False)
+    if value:
+        monkeypatch.setenv("TUTTI_DATA", value)
+    assert resolve("mnist").config.data.options()["path"] == path
+
+
+@pytest.mark.parametrize(
+    ("recipe", "file", "run"),
+    [
+        ("mnist", BUILT_IN / "mnist.yaml", "base"),
+        ("mnist/", BUILT_IN / "mnist.yaml", "base"),
+        ("mnist/keras", BUILT_IN / "mnist.yaml", "keras"),
+        ("my.yaml", Path("my.yaml"), "base"),
+        ("./my.yaml", Path("my.yaml"), "base"),
+        ("my.yaml/run", Path("my.yaml"), "run"),
+        ("below/my.yml", Path("below/my.yml"), "base"),
+        ("below/my.yml/run", Path("below/my.yml"), "run"),
+        ("mnist.yaml/run", Path("mnist.yaml"), "run"),
+    ],
+)
+def test_a_recipe_is_found_by_name_or_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, file: Path, run: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("below").mkdir()
+    for path in ("my.yaml", "below/my.yml", "mnist.yaml"):
+        Path(path).touch()
+    assert find(recipe) == (file, run)
+
+
+@pytest.mark.parametrize("recipe", ["", ".", "..", "/", "../recipes/mnist", "mnist keras", "my"])
+def test_what_is_neither_name_nor_path_is_refused_with_the_names(recipe: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"unknown recipe {recipe!r}: expected one of {', '.join(NAMES)}")):
+        find(recipe)
+
+
+def test_a_folder_with_the_name_of_a_recipe_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"recipe 'my\.yaml': no such file in .*Give the path of a YAML file\."):
+        find("my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e5", 1e5),
+        ("-1.5E+3", -1500.0),
+        ("1.", 1.0),
+        ("12", 12),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("1.2.3", "1.2.3"),
+        ("", None),
+        (".inf", float("inf")),
+    ],
+)
+def test_numbers_in_yaml_are_those_that_people_write(text: str, value: object) -> None:
+    found = parse_yaml(text, "here")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_text_without_variables_is_left_as_it_is() -> None:
+    assert expand("$HOME {HOME} $ {} ${} 100%", "here") == "$HOME {HOME} $ {} ${} 100%"

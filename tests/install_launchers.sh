@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs Open MPI and MPICH from Debian's packages where this user may; otherwise says what will be skipped.
+set -u
+missing=()
+command -v mpirun.openmpi >/dev/null || missing+=(openmpi-bin)
+command -v mpiexec.mpich >/dev/null || missing+=(mpich)
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+  echo "not installed: ${missing[*]}; the tests that need them are skipped (as root: apt-get install ${missing[*]})"
+  exit 0
+fi
+echo "installing ${missing[*]} for the tests"
+{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
+  echo "could not install ${missing[*]}; the tests that need them are skipped"
