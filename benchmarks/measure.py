@@ -1,5 +1,6 @@
 """What the programs share: alternating trials, medians with their spread, conditions, and commands with a deadline."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -21,17 +22,7 @@ from tutti.data.mnist import FILES, find_file, read_idx
 from tutti.errors import DataError
 from tutti.records.record import commit, hardware, versions
 
-_LAUNCHER_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "OMPI_",
-    "PMI",
-    "SLURM_",
-    "TORCHELASTIC_",
-    "TUTTI_RUN",
-)
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "TUTTI_RUN")
 _GRACE_SECONDS = 20
 
 
@@ -77,11 +68,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns, the first to the left."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
 
 
 def print_verdict(bars: Mapping[str, bool]) -> None:
@@ -92,11 +80,8 @@ def print_verdict(bars: Mapping[str, bool]) -> None:
 def conditions(**facts: Any) -> dict[str, Any]:
     """What the figures depend on; taken before the first trial, when the load is that of others."""
     found = versions()
-    for package in ("lightning",):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["lightning"] = importlib.metadata.version("lightning")
     return {
         "versions": found,
         "hardware": hardware(),
@@ -109,14 +94,10 @@ def conditions(**facts: Any) -> dict[str, Any]:
 
 def print_conditions(facts: Mapping[str, Any]) -> None:
     """The conditions that a reader of the table needs beside it."""
-    words = [
-        f"{name} {facts['versions'][name]}" for name in ("python", "torch", "lightning") if name in facts["versions"]
-    ]
-    words += [
-        f"{facts['hardware']['processor']}, {facts['hardware']['cores']} cores",
-        f"load {facts['load_before'][0]}",
-    ]
-    words += [f"{facts[key]} {key}" for key in ("ranks", "trials") if key in facts]
+    found, machine = facts["versions"], facts["hardware"]
+    words = [f"{name} {found[name]}" for name in ("python", "torch", "lightning") if name in found]
+    words += [f"{machine['processor']}, {machine['cores']} cores", f"load {facts['load_before'][0]}"]
+    words += [f"{facts['ranks']} rank(s)", f"{facts['trials']} trial(s)"]
     print("; ".join(words), flush=True)
 
 
@@ -128,7 +109,7 @@ def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """This environment without a launcher in it, with one thread a rank, and Gloo on the loopback interface."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_VARIABLES)}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if any(name == "lo" for _, name in socket.if_nameindex()) else {}
     return kept | loopback | {"OMP_NUM_THREADS": "1"} | more
 

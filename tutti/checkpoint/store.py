@@ -1,6 +1,7 @@
 """Saving and loading through torch.distributed.checkpoint; a checkpoint is whole and durable before it has a name."""
 
 import contextlib
+import errno
 import os
 import shutil
 import warnings
@@ -12,12 +13,15 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, saved
 from tutti.errors import CheckpointError
 from tutti.records.files import sync_folder, write_durably
 from tutti.runtime.group import Group
+
+_ALMOST_NOTHING = 1 << 16  # bytes
 
 
 def save(
@@ -38,8 +42,8 @@ def save(
         with _quiet():
             dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
         problem = _seal(partial, final, manifest, group)
-    except Exception as error:  # torch gathers what went wrong on any rank and raises it on all
-        problem = _reason(error)
+    except (Exception, CheckpointException) as error:  # torch raises on all ranks what went wrong on any
+        problem = _full_disk(checkpoints) or _reason(error)
     if problem is None:
         problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
     if problem is not None:
@@ -118,6 +122,11 @@ def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | 
         if folder.name not in pointed:
             shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def _full_disk(folder: Path) -> str | None:
+    """A full disk in plain words: what torch says of it is about positions in a file."""
+    return os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _ALMOST_NOTHING else None
 
 
 def _reason(error: BaseException) -> str:

@@ -13,13 +13,14 @@ from tutti.config.plan import Plan, make_plan
 from tutti.config.recipes import built_in
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.launch.local import check_ranks
+from tutti.launch.local import check_ranks, make_importable
 from tutti.optim.schedule import Schedule, make_schedule
 
 
 def show(recipe: str, overrides: list[str], ranks: int, plot_lr: Path | None) -> None:
     """Print every value with its source, then what they come to on a number of ranks."""
     check_ranks(ranks)
+    make_importable(recipe)
     resolved = resolve(recipe, overrides)
     console = Console(soft_wrap=True, highlight=False)
     _print_values(console, resolved)

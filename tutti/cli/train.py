@@ -26,6 +26,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of
 def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None) -> None:
     """Train a recipe on ranks started here, or as one of those already started."""
     placement = _place(ranks)
+    local.make_importable(recipe)
     config = resolve(recipe, overrides).config
     checkpoint = None
     if resume is not None:

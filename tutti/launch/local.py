@@ -26,6 +26,15 @@ def check_ranks(count: int) -> None:
         raise LaunchError(f"-n {count}: expected 1 or more ranks. Try -n 2.")
 
 
+def make_importable(recipe: str) -> None:
+    """Have module:object names found in this folder and beside the recipe, here and on the ranks started here."""
+    for folder in (Path.cwd(), Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+            known = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else str(folder)
+
+
 def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: int | None = None) -> Failure | None:
     """Run `python ARGUMENTS` on every rank until all end; the first cause is returned when one fails."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs

@@ -37,29 +37,31 @@ class Tee(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def captured_output(path: Path, on_screen: bool) -> Iterator[TextIO]:
-    """Send this process's output to its log, and to the screen for rank 0; yields the real standard error."""
+def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
+    """Send this process's output to its log, and for rank 0 to the screen as well."""
     stdout, stderr = sys.stdout, sys.stderr
     stdout.flush()
     stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with open(path, "a", buffering=1) as log, open(os.dup(saved[1]), "w", buffering=1) as real_stderr:
-        if on_screen:
-            sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
-        else:
-            os.dup2(log.fileno(), 1)  # what C++ prints goes there too
-            os.dup2(log.fileno(), 2)
-            sys.stdout = sys.stderr = Tee(None, log)
-        try:
-            yield real_stderr
-        finally:
-            sys.stdout, sys.stderr = stdout, stderr
-            for target, copy in zip((1, 2), saved, strict=True):
-                os.dup2(copy, target)
-                os.close(copy)
+    log = open(path, "a", buffering=1)  # noqa: SIM115
+    if on_screen:
+        sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
+    else:
+        os.dup2(log.fileno(), 1)  # what C++ prints goes there too
+        os.dup2(log.fileno(), 2)
+        sys.stdout = sys.stderr = Tee(None, log)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = stdout, stderr
+        for target, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, target)
+            os.close(copy)
+        with contextlib.suppress(OSError):
+            log.close()
 
 
-def last_lines(path: Path, count: int = 15) -> list[str]:
+def last_lines(path: Path, count: int = 25) -> list[str]:
     """The end of a log, for a message about the rank that wrote it."""
     try:
         return path.read_text(errors="replace").splitlines()[-count:]

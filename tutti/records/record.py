@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -50,7 +51,11 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        write_durably(self.path, json.dumps(self.content, indent=2) + "\n")
+        """Write it whole; a disk that is full costs the news, never the run."""
+        try:
+            write_durably(self.path, json.dumps(self.content, indent=2) + "\n")
+        except OSError as error:
+            print(f"warning: {self.path} was not written: {error.strerror}", file=sys.stderr)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

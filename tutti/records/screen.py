@@ -1,5 +1,6 @@
 """What rank 0 shows: a progress bar on a terminal, plain aligned lines in a log."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -38,8 +39,7 @@ class Screen:
         if self._bar is None:
             print(line, flush=True)
             return
-        if self._log:
-            self._log.write(line + "\n")
+        self._keep(line)
         if event["event"] == "step":
             numbers = " ".join([*_results(event), f"{event['samples_per_second']:,.0f}/s"])
             self._bar.update(self._task, completed=event["step"], epoch=event["epoch"], numbers=numbers)
@@ -51,13 +51,18 @@ class Screen:
         if self._bar is None:
             print(text, flush=True)
         else:
-            if self._log:
-                self._log.write(text + "\n")
+            self._keep(text)
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._bar:
             self._bar.stop()
+
+    def _keep(self, line: str) -> None:
+        """Beside the bar, the log gets the line."""
+        if self._log:
+            with contextlib.suppress(OSError):
+                self._log.write(line + "\n")
 
     def _line(self, event: dict[str, Any]) -> str:
         words = [f"epoch {event['epoch']}/{self._epochs}", f"step {event['step']:,}/{self._total_steps:,}"]

@@ -13,6 +13,8 @@ from tutti.config.schema import RuntimeConfig
 from tutti.errors import DeadlineError, LaunchError, TuttiError
 from tutti.runtime.placement import Placement
 
+_STAY_SECONDS = 5.0
+
 
 class Group:
     """A joined process group; `leave` ends it."""
@@ -31,16 +33,9 @@ class Group:
 
     def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
         """Wait for all ranks, and name those that do not come."""
-        seconds = timeout_seconds or self._timeout_seconds
         self._barriers += 1
-        key = f"barrier/{self._barriers}"
-        self._store.set(f"{key}/{self.rank}", platform.node())
-        if self._store.add(f"{key}/count", 1) == self.world_size:
-            self._store.set(f"{key}/open", "")
-        try:
-            self._store.wait([f"{key}/open"], timedelta(seconds=seconds))
-        except dist.DistError as error:
-            raise DeadlineError(self._absence(key, what, seconds)) from error
+        seconds = timeout_seconds or self._timeout_seconds
+        _wait_for_all(self._store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
 
     def agree(self, error: TuttiError | None) -> None:
         """Go on if no rank has an error; otherwise every rank raises the same one, and names who had it."""
@@ -80,10 +75,6 @@ class Group:
         self.barrier("the end of the run")
         dist.destroy_process_group()
 
-    def _absence(self, key: str, what: str, seconds: float) -> str:
-        here = [rank for rank in range(self.world_size) if self._store.check([f"{key}/{rank}"])]
-        return _absence(self.rank, here, self.world_size, what, seconds)
-
 
 def join(placement: Placement, config: RuntimeConfig, device: torch.device) -> Group:
     """Meet the other ranks, name those that are missing at the deadline, and start the process group."""
@@ -91,7 +82,7 @@ def join(placement: Placement, config: RuntimeConfig, device: torch.device) -> G
     if placement.world_size == placement.local_size and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: whatever its name resolves to
     store = _meet(placement, seconds)
-    _check_in(placement, store, seconds)
+    _wait_for_all(store, placement.rank, placement.world_size, "here", "the start of the run", seconds)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore("group", store),
@@ -128,23 +119,31 @@ def _meet(placement: Placement, seconds: float) -> dist.Store:
     return dist.PrefixStore(f"start/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _check_in(placement: Placement, store: dist.Store, seconds: float) -> None:
-    keys = [f"here/{rank}" for rank in range(placement.world_size)]
-    store.set(keys[placement.rank], platform.node())
+def _wait_for_all(store: dist.Store, rank: int, world_size: int, key: str, what: str, seconds: float) -> None:
+    """Wait until every rank is here, or say who is not."""
+    store.set(f"{key}/{rank}", "")
+    if store.add(f"{key}/count", 1) == world_size:
+        store.set(f"{key}/open", "")
     try:
-        store.wait(keys, timedelta(seconds=seconds))
+        store.wait([f"{key}/open"], timedelta(seconds=seconds))
     except dist.DistError as error:
-        here = [rank for rank, key in enumerate(keys) if store.check([key])]
-        what = "the start of the run"
-        raise DeadlineError(_absence(placement.rank, here, placement.world_size, what, seconds)) from error
+        raise DeadlineError(
+            f"rank {rank} on host {platform.node()} waited {seconds:g} s at {what}: "
+            f"{_absence(store, rank, world_size, key)} Look at the logs of the missing ranks."
+        ) from error
 
 
-def _absence(rank: int, here: list[int], world_size: int, what: str, seconds: float) -> str:
+def _absence(store: dist.Store, rank: int, world_size: int, key: str) -> str:
+    """Who is missing; rank 0, whose process may hold the store, stays until those who are here have asked."""
+    try:
+        here = [other for other in range(world_size) if store.check([f"{key}/{other}"])]
+        store.set(f"{key}/{rank}/told", "")
+        if rank == 0:
+            store.wait([f"{key}/{other}/told" for other in here], timedelta(seconds=_STAY_SECONDS))
+    except dist.DistError:
+        return "rank 0, which knows who is missing, is gone or does not answer."
     missing = [other for other in range(world_size) if other not in here]
-    return (
-        f"rank {rank} on host {platform.node()} waited {seconds:g} s at {what}: "
-        f"missing {_ranks(missing)}, arrived {_ranks(here)} of {world_size}. Look at the logs of the missing ranks."
-    )
+    return f"missing {_ranks(missing)}, arrived {_ranks(here)} of {world_size}."
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -186,7 +186,8 @@ def _facts(job: Job) -> dict[str, object]:
 def _log_traceback() -> None:
     """Into this rank's log only: the screen shows the first cause, once."""
     stream = sys.stderr.log if isinstance(sys.stderr, Tee) else sys.stderr
-    traceback.print_exc(file=stream)
+    with contextlib.suppress(OSError):
+        traceback.print_exc(file=stream)
 
 
 def _abandon() -> None:

@@ -1,0 +1,113 @@
+"""Bad input: one clear message that names the value, the expectation and the fix, exit code 2, nothing left behind."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Finished, Tutti
+
+
+def assert_refused(done: Finished, *words: str) -> None:
+    assert done.code == 2, done.all
+    assert done.err.startswith("error: ") or "\nerror: " in done.err
+    assert done.err.count("error: ") == 1
+    assert "Traceback" not in done.all
+    for word in words:
+        assert word in done.err, done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optim.lrr=0.1"], ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
+        (["epochs=two"], ["epochs='two'", "expected a whole number"]),
+        (["model.name=small_cn"], ["model.name='small_cn'", "mlp, small_cnn", "Did you mean 'small_cnn'?"]),
+        (["data.name=digit"], ["data.name='digit'", "digits, synthetic, mnist", "Did you mean 'digits'?"]),
+        (["batch.global=65"], ["batch.global=65", "expected a multiple of 16", "Set batch.global=64"]),
+        (["-n", "3"], ["does not split over 3 rank(s)", "Set batch.global=48"]),
+        (["-n", "0"], ["-n 0", "expected 1 or more ranks"]),
+        (["model.name=no_such_module:Net"], ["No module named 'no_such_module'"]),
+        (["model.name=math:pi"], ["'math:pi' is a float"]),
+        (["checkpoint.best=f1"], ["checkpoint.best='f1'", "loss, accuracy"]),
+        (["--resume"], ["no run of 'digits' in 'runs' has a checkpoint"]),
+        (["--resume", "nowhere"], ["--resume nowhere: no such folder"]),
+        (["epochs"], ["override 'epochs'", "expected key=value"]),
+        (["schedule.scaling=linear"], ["needs batch.base"]),
+        (["schedule.warmup_steps=100000"], ["longer than the whole run"]),
+        (["batch.global=1600"], ["larger than the 1437 training samples"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_fix(
+    tutti: Tutti, tmp_path: Path, words: list[str], message: list[str]
+) -> None:
+    assert_refused(tutti("train", "digits", *words), *message)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_unknown_recipe_offers_the_list(tutti: Tutti) -> None:
+    assert_refused(
+        tutti("train", "minst"), "unknown recipe 'minst'", "digits, digits/mlp, hello", "Did you mean 'mnist'?"
+    )
+    assert_refused(tutti("show", "digits/mpl"), "there is no run 'mpl'", "base, mlp")
+
+
+def test_a_users_object_that_does_not_import_shows_its_own_error(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('license server not found')\n")
+    done = tutti("train", "digits", "-n", "2", "model.name=broken:Net", PYTHONPATH=str(tmp_path))
+    assert_refused(done, "'broken:Net'", "RuntimeError: license server not found")
+
+
+def test_a_users_model_that_cannot_be_built_shows_where(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def net(width):\n    return 1 / (width - width)\n")
+    done = tutti("train", "digits", "model.name=own:net", "model.width=3", PYTHONPATH=str(tmp_path))
+    assert_refused(done, "ZeroDivisionError", "own.py, line 2")
+    assert_refused(tutti("train", "digits", "model.name=own:net", PYTHONPATH=str(tmp_path)), "needs the option 'width'")
+
+
+@pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.ranks)])
+def test_missing_and_truncated_data_files(tutti: Tutti, tmp_path: Path, ranks: str) -> None:
+    missing = tutti("train", "mnist", "-n", ranks, "data.path=there")
+    assert_refused(missing, "train-images-idx3-ubyte[.gz] is not in there", "tutti data get mnist")
+    folder = tmp_path / "there"
+    folder.mkdir()
+    header = bytes((0, 0, 8, 3)) + (60_000).to_bytes(4, "big") + (28).to_bytes(4, "big") * 2
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(1000)))
+    shutil.copy(folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz")
+    truncated = tutti("train", "mnist", "-n", ranks, "data.path=there")
+    assert_refused(truncated, "train-images-idx3-ubyte.gz is truncated", "promises 47,040,016 bytes, it has 1,016")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unwritable_run_folder(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert_refused(tutti("train", "digits", "out=file/runs"), "file is not a folder", "out=FOLDER")
+    assert_refused(tutti("train", "digits", "-n", "2", "out=/proc/runs"), "/proc cannot be written", "out=FOLDER")
+
+
+@pytest.mark.ranks
+def test_a_checkpoint_of_another_recipe_or_model(tutti: Tutti, tmp_path: Path) -> None:
+    assert tutti("train", "digits/mlp", "epochs=1", "out=a").code == 0
+    checkpoint = next(tmp_path.rglob("step-*"))
+    done = tutti("train", "hello", "--resume", str(checkpoint))
+    assert_refused(done, "is of recipe 'digits/mlp' (model mlp), not of 'hello'", "tutti train digits/mlp --resume")
+    done = tutti("train", "digits/mlp", "--resume", str(checkpoint), "model.hidden=[16]", "epochs=2")
+    assert_refused(done, "is of another model: layers.1.weight is float32 [128, 64] in it and float32 [16, 64]")
+    done = tutti("train", "digits/mlp", "--resume", str(checkpoint), "batch.global=128", "epochs=2")
+    assert_refused(done, "was made with global batch 64, this run has 128", "Set batch.global=64")
+    again = tutti("train", "digits/mlp", "--resume", str(checkpoint), "epochs=2")
+    assert again.code == 0, again.all
+
+
+@pytest.mark.ranks
+def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_offered(tutti: Tutti, tmp_path: Path) -> None:
+    assert tutti("train", "digits/mlp", "epochs=2", "checkpoint.every_epochs=1", "checkpoint.best=null").code == 0
+    good, bad = sorted(tmp_path.rglob("step-*"))
+    data = next(bad.glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    done = tutti("train", "digits/mlp", "--resume", "epochs=3")
+    assert_refused(done, f"{bad.name} is damaged: {data.name}", f"--resume {good.relative_to(tmp_path)}")
+    offered = done.err.rsplit("--resume ", 1)[1].strip()
+    assert tutti("train", "digits/mlp", "--resume", offered, "epochs=3").code == 0

@@ -1,0 +1,72 @@
+"""What a login node does imports neither torch nor TensorFlow."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Tutti, command
+
+PROBE = """
+import json, sys
+from tutti.cli.main import main
+sys.argv = ["tutti", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+heavy = [name for name in ("torch", "tensorflow", "sklearn", "lightning") if name in sys.modules]
+print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["list"],
+        ["show", "mnist", "optim.lr=3e-4"],
+        ["show", "digits", "--plot-lr", "lr.png"],
+        ["runs"],
+        ["train", "digits", "optim.lrr=1"],
+    ],
+)
+def test_a_login_node_needs_no_torch(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    done = command(sys.executable, "-c", PROBE, *words, cwd=tmp_path)
+    found = json.loads(done.err.splitlines()[-1])
+    assert found["heavy"] == []
+    assert found["code"] == (2 if "optim.lrr=1" in words else 0)
+
+
+def test_show_tells_where_each_value_came_from(tutti: Tutti) -> None:
+    lines = {
+        line.split("#")[0].strip(): line.rpartition("#")[2].strip()
+        for line in tutti("show", "mnist/large_batch", "optim.lr=3e-4", "-n", "2").out.splitlines()
+    }
+    assert lines["lr: 0.0003"] == "command line"
+    assert lines["global: 8192"] == "recipes/mnist.yaml [large_batch]"
+    assert lines["momentum: 0.5"] == "recipes/mnist.yaml [base]"
+    assert lines["precision: fp32"] == "default"
+    assert any(line.startswith("global batch   8192 = 2 rank(s) x 4096 (8 x 512)") for line in lines)
+
+
+def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path) -> None:
+    shown = tutti("show", "digits").out.partition("\non 1 rank")[0]
+    (tmp_path / "kept.yaml").write_text(shown)
+    again = tutti("show", "kept.yaml").out.partition("\non 1 rank")[0]
+    assert [line.split("#")[0] for line in again.splitlines()] == [line.split("#")[0] for line in shown.splitlines()]
+
+
+def test_list_names_every_recipe_and_part(tutti: Tutti) -> None:
+    out = tutti("list").out
+    for name in ("digits", "mnist/large_batch", "mnist_torch", "synthetic", "adamw", "cosine", "top5", "cross_entropy"):
+        assert any(line.split()[:1] == [name] and len(line.split()) > 2 for line in out.splitlines()), name
+
+
+def test_the_learning_rate_is_drawn(tutti: Tutti, tmp_path: Path) -> None:
+    done = tutti("show", "mnist", "-n", "8", "--plot-lr", "lr.png")
+    assert done.code == 0, done.all
+    assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")

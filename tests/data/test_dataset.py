@@ -1,0 +1,129 @@
+"""Samples in memory: normalised batch by batch, shifted by their own draws, untouched in between."""
+
+import pytest
+import torch
+
+from tutti.data.augment import Shift
+from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset
+from tutti.data.digits import digits
+from tutti.data.draws import Draws
+from tutti.data.synthetic import synthetic
+
+CPU = torch.device("cpu")
+
+
+def images(samples: int = 60, channels: int = 2, height: int = 5, width: int = 7) -> torch.Tensor:
+    """Bytes without a zero among them, so that what was filled in shows."""
+    count = samples * channels * height * width
+    return (torch.arange(count) % 255 + 1).to(torch.uint8).reshape(samples, channels, height, width)
+
+
+def shifted(image: torch.Tensor, down: int, right: int, fill: float) -> torch.Tensor:
+    """One image moved pixel by pixel."""
+    _, height, width = image.shape
+    moved = torch.full_like(image, fill, dtype=torch.float32)
+    for y in range(height):
+        for x in range(width):
+            if 0 <= y - down < height and 0 <= x - right < width:
+                moved[:, y, x] = image[:, y - down, x - right].float()
+    return moved
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.int64])
+def test_a_batch_is_normalised_and_leaves_the_samples_as_they_are(dtype: torch.dtype) -> None:
+    raw = images().to(dtype)
+    dataset = ArrayDataset(raw.clone(), torch.arange(60), mean=3.0, std=4.0)
+    ids = torch.tensor([5, 0, 59, 5])
+    for _ in range(2):
+        inputs, targets = dataset.batch(ids, None)
+        assert inputs.dtype == torch.float32
+        torch.testing.assert_close(inputs, (raw[ids].float() - 3) / 4)
+        assert targets.tolist() == [5, 0, 59, 5]
+
+
+def test_a_batch_without_normalisation_is_a_copy() -> None:
+    raw = torch.arange(12.0).reshape(4, 3)
+    dataset = ArrayDataset(raw, torch.arange(4))
+    inputs, targets = dataset.batch(torch.tensor([1, 2]), None)
+    assert torch.equal(inputs, raw[1:3])
+    inputs.zero_(), targets.zero_()
+    assert torch.equal(dataset.batch(torch.tensor([1, 2]), None)[0], torch.arange(3.0, 9.0).reshape(2, 3))
+    assert dataset.batch(torch.tensor([1, 2]), None)[1].tolist() == [1, 2]
+
+
+def test_a_dataset_knows_its_length_its_shape_and_its_classes() -> None:
+    dataset = ArrayDataset(images(), torch.arange(60) % 7, shift=2)
+    assert (len(dataset), dataset.input_shape, dataset.num_classes) == (60, (2, 5, 7), 7)
+    assert ArrayDataset(images(), torch.rand(60, 3)).num_classes is None
+    assert isinstance(dataset, BatchDataset)
+    assert not isinstance(dataset, SampleDataset)
+
+
+@pytest.mark.parametrize("pixels", [1, 2, 4])
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (3.0, 4.0)])
+def test_a_shift_moves_each_image_by_its_own_draws(pixels: int, mean: float, std: float) -> None:
+    raw = images()
+    dataset = ArrayDataset(raw, torch.arange(60), mean=mean, std=std, shift=pixels)
+    ids = torch.tensor([59, 3, 3, *range(0, 60, 2)])
+    inputs, _ = dataset.batch(ids, Draws(42, 1, ids))
+    offsets = set()
+    for row, sample in enumerate(ids.tolist()):
+        draws = Draws(42, 1, torch.tensor([sample]))
+        top, left = (int(draws.integers(0, 2 * pixels)) for _ in range(2))
+        offsets.add((pixels - top, pixels - left))
+        moved = shifted(raw[sample], down=pixels - top, right=pixels - left, fill=0)
+        torch.testing.assert_close(inputs[row], (moved - mean) / std)
+    assert len(offsets) > 4
+    assert torch.equal(inputs[1], inputs[2])
+
+
+def test_a_shift_reaches_every_offset_in_both_directions() -> None:
+    ids = torch.arange(2000)
+    spots = torch.zeros(2000, 1, 5, 5)
+    spots[:, :, 2, 2] = 1
+    inputs, _ = ArrayDataset(spots, ids, shift=2).batch(ids, Draws(1, 1, ids))
+    places, counts = inputs.nonzero()[:, 2:].unique(dim=0, return_counts=True)
+    assert places.tolist() == [[y, x] for y in range(5) for x in range(5)]
+    assert counts.min() > 45 and counts.max() < 120
+
+
+def test_without_draws_nothing_is_shifted() -> None:
+    raw = images()
+    ids = torch.tensor([4, 1, 7])
+    inputs, _ = ArrayDataset(raw, torch.arange(60), mean=3.0, std=4.0, shift=2).batch(ids, None)
+    torch.testing.assert_close(inputs, (raw[ids].float() - 3) / 4)
+
+
+def test_a_margin_is_filled_with_the_given_constant() -> None:
+    shift = Shift(1, fill=9)
+    padded = shift.pad(torch.zeros(1, 1, 2, 2))
+    assert padded[0, 0].tolist() == [[9, 9, 9, 9], [9, 0, 0, 9], [9, 0, 0, 9], [9, 9, 9, 9]]
+
+
+def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart() -> None:
+    train, valid = (synthetic(split, shape=(4, 3), classes=5, train=20, valid=10, noise=0.1) for split in FILES)
+    assert (len(train), len(valid), train.input_shape, train.num_classes) == (20, 10, (4, 3), 5)
+    ids = torch.arange(10)
+    (inputs, targets), (others, same) = train.batch(ids, None), valid.batch(ids, None)
+    assert torch.equal(targets, same) and targets.tolist() == [0, 1, 2, 3, 4] * 2
+    assert not torch.equal(inputs, others)
+    distances = torch.cdist(inputs.flatten(1), others.flatten(1))
+    assert torch.equal(targets[distances.argmin(1)], targets)
+    assert torch.equal(synthetic("train", (4, 3), 5, 20, 10, 0.1).batch(ids, None)[0], inputs)
+    assert not torch.equal(synthetic("train", (4, 3), 5, 20, 10, 0.1, seed=1).batch(ids, None)[0], inputs)
+
+
+FILES = ("train", "valid")
+
+
+def test_the_digits_are_split_once_for_all_and_only_those_for_training_are_shifted() -> None:
+    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    train, valid = (digits(split, shift=1) for split in FILES)
+    assert (len(train), len(valid), train.input_shape, train.num_classes) == (1437, 360, (1, 8, 8), 10)
+    kept = [dataset.batch(torch.arange(len(dataset)), None)[0] for dataset in (train, valid)]
+    found = torch.cat(kept).mul(6.0).add(4.9).round().flatten(1).tolist()
+    assert sorted(found) == sorted(load_digits().data.tolist())
+    assert abs(kept[0].mean()) < 0.02 and abs(kept[0].std() - 1) < 0.02
+    ids = torch.arange(360)
+    assert torch.equal(valid.batch(ids, Draws(1, 1, ids))[0], kept[1])
+    assert not torch.equal(train.batch(ids, Draws(1, 1, ids))[0], kept[0][:360])

@@ -1,0 +1,282 @@
+"""Batches for a rank: the same samples with the same chances, however they are made ready."""
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tutti.config.plan import Plan
+from tutti.data.dataset import ArrayDataset
+from tutti.data.draws import Draws
+from tutti.data.loader import Loader, RankBatch, evaluation_batches, prefetched, to_device
+from tutti.data.order import SampleOrder
+from tutti.errors import ConfigError
+
+CPU = torch.device("cpu")
+SAMPLES, SEED = 50, 42
+# From Python 3.12 on, workers started beside the thread that prefetches are warned about.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+class Chances:
+    """A map-style dataset that draws from all three of a sample's generators."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64), index
+
+
+class Nested:
+    """A map-style dataset whose inputs are a group of tensors."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], list[Any]]:
+        value = torch.tensor([index])
+        return {"a": value, "pair": (value + 100, [value + 200])}, [index, float(index)]
+
+
+class Failing(Chances):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        raise FileNotFoundError(f"sample {index} is gone")
+
+
+def plan(ranks: int = 1, micro: int | None = None, epochs: int = 2) -> Plan:
+    return Plan(ranks, 12, 12 // ranks, micro or 12 // ranks, SAMPLES, epochs)
+
+
+def steps(
+    dataset: Any, made: Plan, rank: int = 0, first: int = 0, workers: int = 0, prefetch: int = 0
+) -> list[RankBatch]:
+    return list(Loader(dataset, made, SampleOrder(made, SEED), rank, CPU, workers, prefetch).steps(first))
+
+
+def inputs(batches: list[RankBatch]) -> torch.Tensor:
+    """The inputs of several steps, one after the other."""
+    return torch.cat([pair[0] for batch in batches for pair in batch.micro_batches])
+
+
+def images() -> ArrayDataset:
+    pixels = (torch.arange(SAMPLES * 36) % 251).to(torch.uint8).reshape(SAMPLES, 1, 6, 6)
+    return ArrayDataset(pixels, torch.arange(SAMPLES), mean=3.0, std=4.0, shift=2)
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_a_rank_gets_its_part_of_every_step_cut_into_micro_batches() -> None:
+    made = plan(ranks=2, micro=3)
+    order = SampleOrder(made, SEED)
+    for rank in range(2):
+        batches = steps(images(), made, rank)
+        assert [batch.step for batch in batches] == list(range(8))
+        assert [batch.epoch for batch in batches] == [0] * 4 + [1] * 4
+        for batch in batches:
+            ids = order.rank_ids(batch.step, rank)
+            assert np.array_equal(batch.ids, ids)
+            assert [len(targets) for _, targets in batch.micro_batches] == [3, 3]
+            assert torch.cat([targets for _, targets in batch.micro_batches]).tolist() == ids.tolist()
+            chosen = torch.from_numpy(ids)
+            expected, _ = images().batch(chosen, Draws(SEED, batch.epoch, chosen))
+            assert torch.equal(inputs([batch]), expected)
+
+
+@pytest.mark.parametrize("dataset", [images(), Chances()], ids=["in memory", "by sample"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_ranks_together_see_what_one_alone_sees(dataset: Any, ranks: int) -> None:
+    alone = steps(dataset, plan())
+    parts = [steps(dataset, plan(ranks), rank) for rank in range(ranks)]
+    for step, whole in enumerate(alone):
+        assert torch.equal(inputs([part[step] for part in parts]), inputs([whole]))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "prefetch"),
+    [
+        (images(), 0, 2),
+        (images(), 2, 0),
+        (Chances(), 0, 2),
+        (Chances(), 2, 0),
+        (Chances(), 2, 2),
+    ],
+)
+def test_workers_and_prefetching_change_nothing(dataset: Any, workers: int, prefetch: int) -> None:
+    plain = steps(dataset, plan(ranks=2, micro=3), 1)
+    other = steps(dataset, plan(ranks=2, micro=3), 1, workers=workers, prefetch=prefetch)
+    assert [batch.step for batch in other] == [batch.step for batch in plain]
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(other, plain, strict=True))
+    assert torch.equal(inputs(other), inputs(plain))
+    assert not prefetching()
+
+
+def test_a_samples_chances_are_new_each_epoch_and_not_those_of_another_sample() -> None:
+    drawn = inputs(steps(Chances(), plan()))
+    ids, chances = drawn[:, 0], drawn[:, 1:]
+    assert len(chances.unique(dim=0)) == len(chances) == 96
+    assert len(chances.unique()) == chances.numel()
+    assert len(ids.unique()) == 50
+    assert 0.4 < chances.mean() < 0.6
+
+
+@pytest.mark.parametrize("dataset", [images(), Chances()], ids=["in memory", "by sample"])
+@pytest.mark.parametrize("first", [0, 3, 4, 7, 8])
+def test_a_later_start_continues_the_same_sequence(dataset: Any, first: int) -> None:
+    whole = steps(dataset, plan())[first:]
+    rest = steps(dataset, plan(), first=first, prefetch=2)
+    assert [batch.step for batch in rest] == list(range(first, 8))
+    for found, expected in zip(rest, whole, strict=True):
+        assert found.epoch == expected.epoch and np.array_equal(found.ids, expected.ids)
+        assert torch.equal(inputs([found]), inputs([expected]))
+
+
+def test_groups_of_tensors_are_cut_along_their_first_dimension() -> None:
+    batch = steps(Nested(), plan(micro=4))[0]
+    assert len(batch.micro_batches) == 3
+    for start, (group, targets) in zip((0, 4, 8), batch.micro_batches, strict=True):
+        ids = torch.from_numpy(batch.ids[start : start + 4])
+        assert torch.equal(group["a"][:, 0], ids)
+        assert torch.equal(group["pair"][0][:, 0], ids + 100)
+        assert torch.equal(group["pair"][1][0][:, 0], ids + 200)
+        assert torch.equal(targets[0], ids) and torch.equal(targets[1], ids.double())
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    class Words(Chances):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1), f"label {index}"
+
+    with pytest.raises(
+        ConfigError, match=r"^a batch holds a str: expected tensors, or tuples, lists and dicts of them"
+    ):
+        steps(Words(), plan())
+
+
+def test_a_dataset_of_another_kind_is_refused() -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+    with pytest.raises(ConfigError) as caught:
+        steps(Stream(), plan())
+    assert str(caught.value).startswith(
+        "the dataset Stream has neither batch(ids, draws) nor __getitem__(index), with __len__: expected one of the two."
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_in_a_dataset_reaches_the_loop(workers: int, prefetch: int) -> None:
+    with pytest.raises(FileNotFoundError, match="is gone"):
+        steps(Failing(), plan(), workers=workers, prefetch=prefetch)
+    assert not prefetching()
+
+
+@pytest.mark.parametrize(("per_rank", "sizes"), [(50, [25]), (25, [25]), (10, [10, 10, 5]), (24, [24, 1])])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_evaluation_takes_each_sample_once_and_as_it_is(per_rank: int, sizes: list[int], rank: int) -> None:
+    pairs = list(evaluation_batches(images(), rank, 2, per_rank, CPU, workers=0, seed=SEED))
+    assert [len(targets) for _, targets in pairs] == sizes
+    ids = torch.arange(25 * rank, 25 * rank + 25)
+    assert torch.equal(torch.cat([targets for _, targets in pairs]), ids)
+    assert torch.equal(torch.cat([found for found, _ in pairs]), images().batch(ids, None)[0])
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 50, 64])
+def test_the_ranks_together_evaluate_each_sample_once(ranks: int) -> None:
+    seen = [
+        int(target)
+        for rank in range(ranks)
+        for _, targets in evaluation_batches(images(), rank, ranks, 7, CPU, workers=0, seed=SEED)
+        for target in targets
+    ]
+    assert seen == list(range(SAMPLES))
+
+
+def test_an_evaluation_by_sample_is_the_same_each_time_and_with_any_workers() -> None:
+    def run(workers: int) -> torch.Tensor:
+        return torch.cat([found for found, _ in evaluation_batches(Chances(), 0, 1, 8, CPU, workers, SEED)])
+
+    first = run(0)
+    assert first[:, 0].tolist() == list(range(SAMPLES))
+    random.random(), torch.rand(3)
+    assert torch.equal(run(0), first)
+    assert torch.equal(run(2), first)
+    trained = inputs(steps(Chances(), plan()))
+    assert not set(first[:, 1].tolist()) & set(trained[:, 1].tolist())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 50])
+def test_prefetching_keeps_items_and_order(depth: int) -> None:
+    assert list(prefetched(iter(range(20)), depth)) == list(range(20))
+    assert list(prefetched(iter([]), depth)) == []
+    assert list(prefetched(iter([None, False, 0]), depth)) == [None, False, 0]
+    assert not prefetching()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_prefetching_gives_what_came_before_an_error_and_then_the_error(depth: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise KeyError("the fourth")
+
+    stream = prefetched(items(), depth)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="the fourth"):
+        next(stream)
+    assert list(stream) == []
+    assert not prefetching()
+
+
+def test_items_are_made_ahead_but_no_more_than_asked_for() -> None:
+    made: list[int] = []
+    ahead = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if number == 3:
+                ahead.set()
+            yield number
+
+    stream = prefetched(items(), 2)
+    assert made == []
+    assert next(stream) == 0
+    assert ahead.wait(60)  # one taken, two ready, one in hand
+    assert next(stream) == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert len(made) <= 5
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_consumer_that_stops_early_ends_the_thread(taken: int) -> None:
+    stream = prefetched(iter(range(1000)), 2)
+    for _ in range(taken):
+        next(stream)
+    assert len(prefetching()) == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert not prefetching()
+
+
+def test_a_loop_that_breaks_leaves_neither_threads_nor_processes() -> None:
+    made = plan()
+    loader = Loader(Chances(), made, SampleOrder(made, SEED), 0, CPU, workers=2, prefetch=2)
+    for batch in loader.steps(0):
+        if batch.step == 1:
+            break
+    assert not prefetching()
+
+
+def test_tensors_are_moved_wherever_they_are_in_a_batch() -> None:
+    meta = torch.device("meta")
+    moved = to_device({"a": torch.zeros(2), "b": [torch.zeros(1), (torch.zeros(3), "text", 4)]}, meta)
+    assert moved["a"].device == moved["b"][0].device == moved["b"][1][0].device == meta
+    assert moved["b"][1][1:] == ("text", 4)

@@ -1,0 +1,52 @@
+"""What ranks do in the tests of the runtime; each function runs on every rank."""
+
+import os
+import socket
+import time
+from typing import Any
+
+import torch
+
+from tutti.config.schema import RuntimeConfig
+from tutti.errors import ConfigError
+from tutti.runtime.discovery import discover
+from tutti.runtime.group import Group, join
+
+
+def join_all(**runtime: Any) -> Group:
+    return join(discover(os.environ), RuntimeConfig(**runtime), torch.device("cpu"))
+
+
+def sum_and_gather() -> tuple[float, list[str], str]:
+    group = join_all()
+    name = f"rank {group.rank}"
+    answer = group.sum(torch.tensor(group.rank + 1.0)).item(), group.gather(name), group.from_first(name)
+    group.leave()
+    return answer
+
+
+def join_without_rank_1(seconds: float) -> None:
+    if os.environ["RANK"] != "1":
+        join_all(start_timeout_seconds=seconds)
+
+
+def arrive_late(missing: tuple[int, ...], seconds: float) -> None:
+    group = join_all()
+    if group.rank in missing:
+        time.sleep(2 * seconds)  # stays away, and alive, until the others have given up
+    else:
+        group.barrier("lunch", seconds)
+
+
+def agree_on_errors(errors: dict[int, str]) -> None:
+    group = join_all()
+    text = errors.get(group.rank)
+    group.agree(ConfigError(text) if text else None)
+
+
+def meet_at_a_taken_port() -> None:
+    if os.environ["RANK"] == "0":
+        with socket.socket() as taken:
+            taken.bind(("0.0.0.0", int(os.environ["MASTER_PORT"])))
+            taken.listen()
+            join_all(start_timeout_seconds=5)
