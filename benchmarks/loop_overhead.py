@@ -23,6 +23,7 @@ time of rank 0 for one step, which a busy machine disturbs less, stands beside i
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import tempfile
@@ -207,7 +208,7 @@ def measure_once(contender: str, args: argparse.Namespace) -> dict[str, Any]:
         given |= {"log-every": str(args.log_every), "epochs": str(args.epochs)}
         given |= {"data": str(args.data.resolve()), "result": str(result), "as-rank": contender}
         options = [f"--{name}={value}" for name, value in given.items()]
-        words = measure.torchrun(args.ranks, str(Path(__file__).resolve()), *options)
+        words = measure.torchrun(args.ranks, Path(folder), __file__, options)
         measure.run_command(words, Path(folder), args.deadline)
         return json.loads(result.read_text())
 
@@ -271,18 +272,7 @@ def show(result: dict[str, Any]) -> None:
         loss = result["loss_after"][name]["median"]
         rows.append([name, *measure.shown(rate, 0), *cells, f"{wall:,.0f}", f"{cpu:,.0f}", f"{loss:.3f}"])
     print(f"\n{facts['data']}, {facts['steps']} steps of {ranks} x {PER_RANK} samples after {facts['warmup_steps']}:")
-    head = [
-        "contender",
-        "samples/s",
-        "min",
-        "max",
-        "tutti over it",
-        "min",
-        "max",
-        "us/step",
-        "cpu us/step",
-        "loss",
-    ]
+    head = ["contender", "samples/s", "min", "max", "tutti over it", "min", "max", "us/step", "cpu us/step", "loss"]
     measure.print_table(head, rows)
     measure.print_verdict(result["bars"])
 
@@ -308,6 +298,8 @@ def main() -> None:
     if args.as_rank:
         run_as_rank(args)
         return
+    if importlib.util.find_spec("lightning") is None:
+        parser.exit(2, "error: Lightning is not installed. Install it: pip install 'tutti-train[bench]'.\n")
     measure.end_children_with_me()
     steps_per_epoch = SAMPLES // (PER_RANK * args.ranks)
     args.epochs = -(-(args.warmup + args.steps + 1) // steps_per_epoch)

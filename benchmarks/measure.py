@@ -114,10 +114,10 @@ def environment(**more: str) -> dict[str, str]:
     return kept | loopback | {"OMP_NUM_THREADS": "1"} | more
 
 
-def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
+def torchrun(ranks: int, folder: Path, script: str, arguments: Sequence[str]) -> list[str]:
     """The command that starts a script on several ranks of this machine, at a port that is free."""
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*agent, script, *arguments]
+    options = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={folder}"]
+    return [sys.executable, "-m", "torch.distributed.run", *options, str(Path(script).resolve()), *arguments]
 
 
 def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float) -> float:

@@ -134,7 +134,7 @@ def time_tutorial(folder: Path, args: argparse.Namespace) -> tuple[float, float]
     result = folder / "result.json"
     given = {"data": args.data.resolve(), "epochs": args.epochs, "seed": args.seed, "result": result}
     options = ["--as-rank", *(f"--{name}={value}" for name, value in given.items())]
-    words = measure.torchrun(args.ranks, str(Path(__file__).resolve()), *options)
+    words = measure.torchrun(args.ranks, folder, __file__, options)
     seconds = measure.run_command(words, folder, args.deadline)
     return seconds, json.loads(result.read_text())["accuracy"]
 

@@ -14,7 +14,7 @@ from tutti.runtime.group import Group, join
 
 
 def join_all(**runtime: Any) -> Group:
-    return join(discover(os.environ), RuntimeConfig(**runtime), torch.device("cpu"))
+    return join(discover(os.environ), RuntimeConfig(**runtime))
 
 
 def sum_and_gather() -> tuple[float, list[str], str]:

@@ -1,5 +1,6 @@
 """A recipe's name and overrides become one frozen configuration, or a message that says what to do."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,14 @@ def test_an_override_is_a_value_in_yaml(override: str, key: str, value: object) 
     found = sources(resolve("digits", overrides))[key]
     assert found == (value, "command line")
     assert type(found[0]) is type(value)
+
+
+@pytest.mark.parametrize("text", ["5", "1.5", "1.50", "007", "2026_11", "1e3", "12:30"])
+def test_text_that_looks_like_a_number_is_kept_as_typed_or_refused(text: str) -> None:
+    found = text
+    with contextlib.suppress(ConfigError):
+        found = load("digits", f"out={text}").out
+    assert found == text
 
 
 def test_the_last_override_of_a_key_wins_and_leaves_the_keys_beside_it(runs: str) -> None:
@@ -278,7 +287,8 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ("model.dropout=1", "model.dropout=1 (command line): expected less than 1."),
         ("model.hidden=5", "model.hidden=5 (command line): expected a list."),
         ("log.tensorboard=1", "log.tensorboard=1 (command line): expected true or false."),
-        ("out=5", "out=5 (command line): expected text."),
+        ("out=[5]", "out=[5] (command line): expected text."),
+        ("out=true", "out=True (command line): expected text."),
         ("batch=5", "batch=5 (command line): expected a group of keys."),
         (
             "precision=bf61",

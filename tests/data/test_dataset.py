@@ -9,7 +9,7 @@ from tutti.data.digits import digits
 from tutti.data.draws import Draws
 from tutti.data.synthetic import synthetic
 
-CPU = torch.device("cpu")
+SPLITS = ("train", "valid")
 
 
 def images(samples: int = 60, channels: int = 2, height: int = 5, width: int = 7) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_a_margin_is_filled_with_the_given_constant() -> None:
 
 
 def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart() -> None:
-    train, valid = (synthetic(split, shape=(4, 3), classes=5, train=20, valid=10, noise=0.1) for split in FILES)
+    train, valid = (synthetic(split, shape=(4, 3), classes=5, train=20, valid=10, noise=0.1) for split in SPLITS)
     assert (len(train), len(valid), train.input_shape, train.num_classes) == (20, 10, (4, 3), 5)
     ids = torch.arange(10)
     (inputs, targets), (others, same) = train.batch(ids, None), valid.batch(ids, None)
@@ -113,12 +113,9 @@ def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart
     assert not torch.equal(synthetic("train", (4, 3), 5, 20, 10, 0.1, seed=1).batch(ids, None)[0], inputs)
 
 
-FILES = ("train", "valid")
-
-
 def test_the_digits_are_split_once_for_all_and_only_those_for_training_are_shifted() -> None:
     load_digits = pytest.importorskip("sklearn.datasets").load_digits
-    train, valid = (digits(split, shift=1) for split in FILES)
+    train, valid = (digits(split, shift=1) for split in SPLITS)
     assert (len(train), len(valid), train.input_shape, train.num_classes) == (1437, 360, (1, 8, 8), 10)
     kept = [dataset.batch(torch.arange(len(dataset)), None)[0] for dataset in (train, valid)]
     found = torch.cat(kept).mul(6.0).add(4.9).round().flatten(1).tolist()

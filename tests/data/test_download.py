@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tutti.data import download
 from tutti.data.download import SOURCES, Source, get
 from tutti.errors import ConfigError, DataError
 
@@ -205,11 +204,3 @@ def test_a_file_in_the_way_of_the_folder_is_refused(site: Site, tmp_path: Path) 
         message = refusal(folder)
         assert message.startswith(f"{folder} cannot be made: ")
         assert message.endswith("Choose another folder with --out.")
-
-
-def test_the_sums_are_those_of_the_real_files(mnist_folder: Path) -> None:
-    names = {path.name for path in mnist_folder.iterdir()}
-    present = {name: md5 for name, md5 in SOURCES["mnist"].files.items() if name in names}
-    if not present:
-        pytest.skip("the real files are not gzipped here")
-    assert {name: download._md5(mnist_folder / name) for name in present} == present

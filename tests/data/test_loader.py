@@ -1,7 +1,10 @@
 """Batches for a rank: the same samples with the same chances, however they are made ready."""
 
+import contextlib
+import multiprocessing
 import random
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,16 +171,29 @@ def test_a_dataset_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         steps(Stream(), plan())
     assert str(caught.value).startswith(
-        "the dataset Stream has neither batch(ids, draws) nor __getitem__(index), with __len__: expected one of the two."
+        "the dataset Stream has neither batch(ids, draws) nor __getitem__(index), with __len__: expected one of the "
+        "two."
     )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_in_a_dataset_reaches_the_loop(workers: int, prefetch: int) -> None:
-    with pytest.raises(FileNotFoundError, match="is gone"):
+    with pytest.raises(FileNotFoundError, match="is gone") as caught:
         steps(Failing(), plan(), workers=workers, prefetch=prefetch)
+    traceback.clear_frames(caught.tb)
     assert not prefetching()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_in_a_dataset_ends_its_workers(prefetch: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        steps(Failing(), plan(), workers=2, prefetch=prefetch)
+    left = multiprocessing.active_children()
+    for worker in left:
+        worker.kill()
+        worker.join()
+    assert not left
 
 
 @pytest.mark.parametrize(("per_rank", "sizes"), [(50, [25]), (25, [25]), (10, [10, 10, 5]), (24, [24, 1])])

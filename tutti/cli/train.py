@@ -35,9 +35,11 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
     if ranks is None or ranks == 1 or _is_rank(placement):
         _train_as_rank(config, placement, checkpoint)
         return
+    from tutti.runtime.device import check_gpus
     from tutti.train.build import check_parts
 
     check_parts(config, ranks)
+    check_gpus(config.runtime, ranks)
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
         more = [*overrides, "--resume", str(checkpoint)]

@@ -12,24 +12,32 @@ from tutti.runtime.placement import Placement
 
 def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
     """Pin this rank to its GPU, or to the CPU where there is none or the recipe says so."""
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+    if not uses_gpus(config):
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if count == 0:
-        raise LaunchError(
-            "runtime.device='cuda', but torch sees no GPU here. Set runtime.device=cpu, or check CUDA_VISIBLE_DEVICES."
-        )
-    if placement.local_rank < count:
-        index = placement.local_rank
-    elif count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
+    index = placement.local_rank
+    if count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
         index = 0
     else:
-        raise LaunchError(
-            f"{placement.local_size} ranks on this host, but {count} visible GPU(s): each rank needs its own. "
-            f"Start {count} rank(s), or set runtime.device=cpu."
-        )
+        check_gpus(config, placement.local_size)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def check_gpus(config: RuntimeConfig, local_size: int) -> None:
+    """Refuse more ranks on this host than it has GPUs."""
+    if uses_gpus(config) and (count := torch.cuda.device_count()) < local_size:
+        raise LaunchError(
+            f"{local_size} ranks on this host, but {count} visible GPU(s): each rank needs its own. "
+            f"Start {count} rank(s), or set runtime.device=cpu."
+        )
+
+
+def uses_gpus(config: RuntimeConfig) -> bool:
+    """Whether ranks run on GPUs here."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise LaunchError("runtime.device='cuda', but torch sees no GPU here. Set runtime.device=cpu.")
+    return config.device != "cpu" and torch.cuda.is_available()
 
 
 def set_threads(config: RuntimeConfig, placement: Placement) -> int:

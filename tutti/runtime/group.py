@@ -76,20 +76,23 @@ class Group:
         dist.destroy_process_group()
 
 
-def join(placement: Placement, config: RuntimeConfig, device: torch.device) -> Group:
-    """Meet the other ranks, name those that are missing at the deadline, and start the process group."""
+def join(placement: Placement, config: RuntimeConfig) -> Group:
+    """Meet the other ranks, name those that are missing at the deadline, and start the process group.
+
+    A rank whose own GPU is missing joins like the others, over Gloo, and can then say so to all.
+    """
+    backend = "cpu:gloo,cuda:nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     seconds = config.start_timeout_seconds
     if placement.world_size == placement.local_size and any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: whatever its name resolves to
     store = _meet(placement, seconds)
     _wait_for_all(store, placement.rank, placement.world_size, "here", "the start of the run", seconds)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend,
         store=dist.PrefixStore("group", store),
         rank=placement.rank,
         world_size=placement.world_size,
         timeout=timedelta(seconds=config.timeout_seconds),
-        device_id=device if device.type == "cuda" else None,
     )
     return Group(placement, dist.PrefixStore("tutti", store), config.timeout_seconds)
 

@@ -55,7 +55,7 @@ def run_rank(
             check_writable(config.out)
     except TuttiError as found:
         error = found
-    group = join(placement, config.runtime, device)
+    group = join(placement, config.runtime)
     try:
         group.agree(error)
         folder, is_new = _open_folder(config, group, folder, resume)
