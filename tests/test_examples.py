@@ -1,6 +1,7 @@
 """The examples run as their first lines say."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,14 @@ EXAMPLES = REPOSITORY / "examples"
 def test_own_parts_through_a_recipe_on_one_and_two_ranks(tutti: Tutti, tmp_path: Path) -> None:
     results = []
     for ranks in ("1", "2"):
-        done = tutti("train", str(EXAMPLES / "own_model.yaml"), "-n", ranks, f"out={ranks}", "epochs=3")
+        done = tutti("train", str(EXAMPLES / "own_model.yaml"), "-n", ranks, f"out=on-{ranks}", "epochs=3")
         assert done.code == 0, done.all
-        results.append(json.loads(next((tmp_path / ranks).rglob("record.json")).read_text())["results"])
+        results.append(json.loads(next((tmp_path / f"on-{ranks}").rglob("record.json")).read_text())["results"])
     assert results[0]["valid_channels_off"] < 1
     assert results[1] == pytest.approx(results[0], abs=1e-3)
 
 
 def test_own_parts_through_python(tmp_path: Path) -> None:
-    import sys
-
     done = command(sys.executable, str(EXAMPLES / "own_model.py"), cwd=tmp_path)
     assert done.code == 0, done.all
     assert "run folder: runs/own_model/" in done.out

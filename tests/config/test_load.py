@@ -287,8 +287,8 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ("model.dropout=1", "model.dropout=1 (command line): expected less than 1."),
         ("model.hidden=5", "model.hidden=5 (command line): expected a list."),
         ("log.tensorboard=1", "log.tensorboard=1 (command line): expected true or false."),
-        ("out=[5]", "out=[5] (command line): expected text."),
-        ("out=true", "out=True (command line): expected text."),
+        ("out=[5]", "out=[5] (command line): expected text; put it in quotes, as in '\"512\"'."),
+        ("out=true", "out=True (command line): expected text; put it in quotes, as in '\"512\"'."),
         ("batch=5", "batch=5 (command line): expected a group of keys."),
         (
             "precision=bf61",
@@ -452,7 +452,7 @@ def test_a_configuration_written_down_and_read_again_is_equal(
 ) -> None:
     config = resolve(recipe, overrides).config
     folder = RunFolder(tmp_path)
-    write_config(folder, config.plain())
+    write_config(folder, config.as_yaml())
     assert resolve(str(folder.config)).config == config
 
 

@@ -100,7 +100,7 @@ def test_a_batch_splits_over_ranks_and_passes(
             4,
             100,
             "a global batch of 256 is larger than the 100 training samples of 'synthetic': there would be no step. "
-            "Set batch.global to 100 or less.",
+            "Set batch.global=100 or less.",
         ),
     ],
 )
@@ -155,6 +155,6 @@ def test_the_batch_that_is_advised_for_few_samples_gives_a_step() -> None:
         for ranks in (1, 2, 3, 4):
             for micro in (None, 2):
                 message = refusal({"per_rank": 128, "micro": micro}, ranks, samples) or ""
-                advised = int(re.findall(r"Set batch\.global to (\d+) or less", message)[0])
+                advised = int(re.findall(r"Set batch\.global=(\d+) or less", message)[0])
                 batch: dict[str, int | None] = {"global": advised, "micro": micro}
                 assert refusal(batch, ranks, samples) is None, f"{ranks} rank(s), batch.micro={micro}: {message}"

@@ -102,6 +102,6 @@ def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path, monkeypat
 
 def test_the_configuration_says_how_to_run_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    write_config(folder, resolve("mnist/large_batch").config.plain())
+    write_config(folder, resolve("mnist/large_batch").config.as_yaml())
     assert folder.config.read_text().splitlines()[0] == f"# Run again: tutti train {tmp_path / 'config.yaml'}"
     assert resolve(str(folder.config)).config == resolve("mnist/large_batch").config

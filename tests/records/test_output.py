@@ -62,13 +62,6 @@ def test_what_c_prints_on_rank_0_reaches_the_screen(capfd: Screen, log: Path) ->
     assert (shown.out, shown.err) == ("python out\nc out\n", "python err\nc err\n")
 
 
-def test_what_c_prints_on_rank_0_reaches_its_log(capfd: Screen, log: Path) -> None:
-    with captured(log, on_screen=True):
-        speak()
-    capfd.readouterr()
-    assert sorted(log.read_text().splitlines()) == ["c err", "c out", "python err", "python out"]
-
-
 def test_other_ranks_print_into_their_log_alone_from_python_and_from_c(capfd: Screen, log: Path) -> None:
     with captured(log, on_screen=False):
         speak()

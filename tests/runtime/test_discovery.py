@@ -90,7 +90,6 @@ def refusal(env: Env) -> str:
     ("env", "found", "address"),
     [
         ({}, ("none", 0, 1, 0, 1, 0), None),
-        ({"RANK": "0"}, ("none", 0, 1, 0, 1, 0), None),
         (torchrun(5, 8, 1, 4, node=1, agents=2), ("torchrun", 5, 8, 1, 4, 1), "first"),
         (open_mpi(3, 4, 3, 4), ("Open MPI", 3, 4, 3, 4, 0), "127.0.0.1"),
         (open_mpi(3, 4, 1, 2) | {"MASTER_ADDR": "first"}, ("Open MPI", 3, 4, 1, 2, 0), "first"),
@@ -274,6 +273,7 @@ def test_text_instead_of_a_number_is_refused(env: Env, name: str, text: str) -> 
 @pytest.mark.parametrize(
     ("env", "missing", "named"),
     [
+        (torchrun(1, 2, 1, 2), ["WORLD_SIZE"], "WORLD_SIZE"),
         (torchrun(1, 2, 1, 2), ["LOCAL_RANK"], "LOCAL_RANK"),
         (torchrun(1, 2, 1, 2), ["MASTER_PORT"], "MASTER_PORT"),
         (open_mpi(1, 2, 1, 2), ["OMPI_COMM_WORLD_SIZE"], "OMPI_COMM_WORLD_SIZE"),

@@ -63,20 +63,9 @@ def read_manifest(folder: Path) -> Manifest:
 def verify(folder: Path) -> Manifest:
     """The manifest of a checkpoint whose every file is as it was written; otherwise the last good one is offered."""
     try:
-        manifest = read_manifest(folder)
-        for name, expected in manifest.files.items():
-            path = folder / name
-            if not path.is_file():
-                raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing.")
-            found = file_sum(path)
-            if found != tuple(expected):
-                raise CheckpointError(
-                    f"checkpoint {folder} is damaged: {name} has {found[0]:,} bytes with sum {found[1]:08x}, "
-                    f"expected {expected[0]:,} with {expected[1]:08x}."
-                )
+        return _check(folder)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_offer(folder)}") from None
-    return manifest
 
 
 def find_latest(checkpoints: Path) -> Path:
@@ -90,14 +79,35 @@ def find_latest(checkpoints: Path) -> Path:
 
 def saved(checkpoints: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
-    return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
+    return sorted((path for path in checkpoints.glob("step-*") if path.is_dir()), key=_step_of)
+
+
+def _step_of(folder: Path) -> int:
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _check(folder: Path) -> Manifest:
+    manifest = read_manifest(folder)
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing.")
+        found = file_sum(path)
+        if found != tuple(expected):
+            raise CheckpointError(
+                f"checkpoint {folder} is damaged: {name} has {found[0]:,} bytes with sum {found[1]:08x}, "
+                f"expected {expected[0]:,} with {expected[1]:08x}."
+            )
+    return manifest
 
 
 def _offer(bad: Path) -> str:
+    """The newest checkpoint before a bad one that is as it was written."""
     for folder in reversed(saved(bad.parent)):
-        if folder.name < bad.name:
+        if _step_of(folder) < _step_of(bad):
             try:
-                verify(folder)
+                _check(folder)
             except CheckpointError:
                 continue
             return f" The last good one before it is {folder.name}: --resume {folder}"

@@ -46,7 +46,7 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
     else:
         check_writable(config.out)
         folder, more = create_folder(config.out, config.recipe, ranks), []
-        write_config(folder, config.plain())
+        write_config(folder, config.as_yaml())
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
     _finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads))
 

@@ -25,7 +25,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "text",
+    "string_type": "text; put it in quotes, as in '\"512\"'",
     "tuple_type": "a list",
     "model_type": "a group of keys",
     "model_attributes_type": "a group of keys",
@@ -42,16 +42,20 @@ class Layers:
 
     def add(self, given: Mapping[str, Any], source: str) -> None:
         """Lay new values over the old ones."""
+        given = _expanded(given)
         for section in parts.SECTIONS:  # another part's options mean nothing to this one
             new, old = _name_in(given, section), _name_in(self.values, section)
             if None not in (new, old) and new != old:
                 self._drop((section,))
-        for key, value in _leaves(given):
-            if key in _ALTERNATIVES and value is not None:
-                self._drop(_ALTERNATIVES[key])
-            self._set(key, expand(value, ".".join(key)) if isinstance(value, str) else value, source)
+        leaves = dict(_leaves(given))
+        for key, other in _ALTERNATIVES.items():
+            if leaves.get(key) is not None and leaves.get(other) is None:
+                self._drop(other)
+        for key, value in leaves.items():
+            self._set(key, value, source)
 
     def _set(self, key: Key, value: Any, source: str) -> None:
+        self._drop(key)
         target = self.values
         for word in key[:-1]:
             if not isinstance(target.get(word), dict):
@@ -61,10 +65,11 @@ class Layers:
         self.sources[key] = source
 
     def _drop(self, key: Key) -> None:
-        target = self.values
+        target: Any = self.values
         for word in key[:-1]:
-            target = target.get(word, {})
-        target.pop(key[-1], None)
+            target = target.get(word, {}) if isinstance(target, dict) else {}
+        if isinstance(target, dict):
+            target.pop(key[-1], None)
         self.sources = {k: s for k, s in self.sources.items() if k[: len(key)] != key}
 
 
@@ -140,8 +145,24 @@ def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> lis
         raise ConfigError(f"recipe {path.name}: extends={parent!r} in run {run!r}: expected the name of a run.")
     if parent in runs:
         return _chain(path, parent, seen) + layer
-    beside = path.parent / parent  # another file of the user's, found beside this one
-    return _chain(*find(str(beside) if beside.is_file() else parent), seen) + layer
+    try:  # a file of the user's beside this one, else one found from here
+        found = find(str(path.parent / parent)) if ".y" in parent else find(parent)
+    except ConfigError as error:
+        hint = nearest(parent, runs)
+        raise ConfigError(f"recipe {path.name}: extends={parent!r} in run {run!r}: {error}{hint}") from None
+    return _chain(*found, seen) + layer
+
+
+def _expanded(values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
+    """The values with the variables in their texts filled in."""
+    filled: dict[str, Any] = {}
+    for name, value in values.items():
+        key = (*prefix, str(name))
+        if isinstance(value, dict):
+            filled[str(name)] = _expanded(value, key)
+        else:
+            filled[str(name)] = expand(value, ".".join(key)) if isinstance(value, str) else value
+    return filled
 
 
 def _name_in(values: Mapping[str, Any], section: str) -> Any:
@@ -181,11 +202,16 @@ def _explain(error: dict[str, Any], sources: Mapping[Key, str]) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         section = str(key[0])
         names = parts.names_of(section)
-        chosen = given.get("name") if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return f"{section}={given!r}{place}: expected a group of keys, for example {section}.name={names[0]}."
+        chosen = given.get("name")
         source = sources.get((section, "name"))
         place = f" ({source})" if source else ""
         hint = nearest(str(chosen), names)
         return f"{section}.name={chosen!r}{place}: expected one of {', '.join(names)}, or module:object.{hint}"
+    if (isinstance(key[-1] if key else None, int) and kind == "missing") or kind in ("too_long", "too_short"):
+        name = ".".join(str(word) for word in key if not isinstance(word, int))
+        return f"{name}={given!r}: expected another number of entries in this list."
     if kind == "missing":
         return f"{name} is missing: set it in the recipe, or on the command line as {name}=..."
     if kind == "literal_error":

@@ -261,7 +261,7 @@ def locate(target: str) -> Any:
         ) from error
     for word in path.split("."):
         if not hasattr(found, word):
-            public = [name for name in vars(found) if not name.startswith("_")]
+            public = [name for name in dir(found) if not name.startswith("_")]
             raise ConfigError(f"{target!r}: {module_name!r} has no {word!r}.{nearest(word, public)}")
         found = getattr(found, word)
     if not callable(found):
@@ -274,16 +274,21 @@ def call(target: Callable[..., Any], where: str, options: dict[str, Any], **offe
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # some compiled callables have no signature to check against
-        parameters = {}
+        return _called(target, where, options)
     by_name = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {key: value for key, value in offered.items() if key in by_name} | options
     for key in options:
         if key not in by_name and not takes_any:
-            raise ConfigError(f"{where}.{key}: {target.__name__} takes no such option.{nearest(key, by_name)}")
+            raise ConfigError(f"{where}.{key}: {_name_of(target)} takes no such option.{nearest(key, by_name)}")
     for key, parameter in by_name.items():
         if parameter.default is parameter.empty and key not in given:
-            raise ConfigError(f"{where}: {target.__name__} needs the option {key!r}. Set {where}.{key}=...")
+            raise ConfigError(f"{where}: {_name_of(target)} needs the option {key!r}. Set {where}.{key}=...")
+    return _called(target, where, given)
+
+
+def _called(target: Callable[..., Any], where: str, given: dict[str, Any]) -> Any:
+    """What the part gives back, or the user's own error with the line that raised it."""
     try:
         return target(**given)
     except TuttiError:
@@ -291,6 +296,10 @@ def call(target: Callable[..., Any], where: str, options: dict[str, Any], **offe
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"{where}: {target.__name__} failed with {type(error).__name__}: {error} "
+            f"{where}: {_name_of(target)} failed with {type(error).__name__}: {error} "
             f"({last.filename}, line {last.lineno})."
         ) from error
+
+
+def _name_of(target: Callable[..., Any]) -> str:
+    return getattr(target, "__name__", type(target).__name__)

@@ -48,9 +48,12 @@ def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
             f"Set batch.micro={_nearest_divisor(per_rank, micro)}, or change batch.per_rank."
         )
     if train_samples < global_batch:
+        unit = world_size * (batch.micro or 1)
+        most = train_samples // unit * unit
+        fix = f"Set batch.global={most} or less." if most else "Start fewer ranks, or lower batch.micro."
         raise ConfigError(
             f"a global batch of {global_batch} is larger than the {train_samples} training samples of "
-            f"{config.data.name!r}: there would be no step. Set batch.global to {train_samples} or less."
+            f"{config.data.name!r}: there would be no step. {fix}"
         )
     return Plan(world_size, global_batch, per_rank, micro, train_samples, config.epochs)
 

@@ -20,21 +20,31 @@ class _Loader(yaml.SafeLoader):
     """YAML with the floats that people write: 3e-4 is a number, as in YAML 1.2."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*([eE][-+]?\d+)|\.\d+([eE][-+]?\d+)?|\d+\.\d*)$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*([eE][-+]?\d+)|\.\d+([eE][-+]?\d+)?|\d+\.\d*)$"),
+        list("-+0123456789."),
+    )
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text, or an error that names the place."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', error)}.") from error
+
+
+def dump_yaml(values: Any) -> str:
+    """Plain values as YAML that `parse_yaml` reads back as they were."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
 def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
@@ -46,7 +56,8 @@ def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
     content = parse_yaml(text, str(path))
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"recipe {path}: expected a mapping of runs or of a run's keys, found {content!r:.60}.")
-    if known & content.keys():
+    content = {str(name): value for name, value in content.items()}
+    if (known | {"extends"}) & content.keys():
         return {DEFAULT_RUN: content}
     for name, run in content.items():
         if not isinstance(run, dict):

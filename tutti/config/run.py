@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from tutti.config.parts import METRICS, CrossEntropy, DatasetPart, LossPart, ModelPart, OptimizerPart, locate
+from tutti.config.recipes import dump_yaml
 from tutti.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -51,6 +52,10 @@ class RunConfig(Section):
     def metric_functions(self) -> dict[str, Any]:
         """The metrics by their short names."""
         return {name.rpartition(":")[2]: locate(METRICS[name][0] if name in METRICS else name) for name in self.metrics}
+
+    def as_yaml(self) -> str:
+        """The configuration as a recipe's text."""
+        return dump_yaml(self.plain())
 
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values, in the words of a recipe."""

@@ -15,7 +15,7 @@ Switch = Annotated[bool, Field(strict=True)]
 class Section(BaseModel):
     """A group of keys in a recipe."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class BatchConfig(Section):

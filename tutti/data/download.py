@@ -1,7 +1,7 @@
 """Fetching public data with checksums, and saying how to bring it by hand where there is no internet."""
 
 import hashlib
-import urllib.error
+import http.client
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def _get_file(path: Path, md5: str, mirrors: tuple[str, ...], report: Report) ->
         try:
             _fetch(f"{mirror}/{path.name}", path, md5, report)
             return path
-        except (OSError, urllib.error.URLError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             tried.append(f"{mirror}: {error}")
     raise DataError(
         f"{path.name} could not be fetched ({'; '.join(tried)}). Without internet, fetch it elsewhere, for example\n"

@@ -100,8 +100,13 @@ def _collated_samples(dataset: SampleDataset, shares: Iterable[Share], workers: 
         batch_sampler=_Keys(shares),
         num_workers=workers,
     )
-    for pair in loader:
-        yield pair[0], pair[1]
+    batches = iter(loader)
+    try:
+        for pair in batches:
+            yield pair[0], pair[1]
+    finally:
+        if workers:  # torch ends them when the iterator is collected, which an error can put off for long
+            batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Keys:
@@ -143,7 +148,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
+        return _like(batch, [to_device(value, device) for value in batch])
     return batch
 
 
@@ -155,8 +160,13 @@ def _split(batch: Any, size: int) -> list[Any]:
         parts = {key: _split(value, size) for key, value in batch.items()}
         return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
     if isinstance(batch, tuple | list):
-        return [type(batch)(values) for values in zip(*(_split(value, size) for value in batch), strict=True)]
+        return [_like(batch, values) for values in zip(*(_split(value, size) for value in batch), strict=True)]
     raise ConfigError(f"a batch holds a {type(batch).__name__}: expected tensors, or tuples, lists and dicts of them.")
+
+
+def _like(batch: Any, values: Iterable[Any]) -> Any:
+    """Values in the same kind of sequence, named tuples included."""
+    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
 
 
 def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:

@@ -58,8 +58,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     expected = header + int(np.prod(shape))
     if len(content) != expected:
+        how = "truncated" if len(content) < expected else "not what it says"
         raise DataError(
-            f"{path} is truncated: its header promises {expected:,} bytes, it has {len(content):,}. "
+            f"{path} is {how}: its header promises {expected:,} bytes, it has {len(content):,}. "
             "Fetch it again with: tutti data get mnist."
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()

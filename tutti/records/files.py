@@ -13,7 +13,7 @@ def write_durably(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import yaml
-
 from tutti.errors import FolderError
 from tutti.records.files import write_durably
 
@@ -96,7 +94,6 @@ def check_writable(out: str) -> None:
         ) from error
 
 
-def write_config(folder: RunFolder, plain: dict[str, object]) -> None:
-    """Keep the resolved configuration, ready to run again."""
-    text = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
-    write_durably(folder.config, f"# Run again: tutti train {folder.config}\n{text}")
+def write_config(folder: RunFolder, recipe: str) -> None:
+    """Keep the resolved configuration, a recipe that is ready to run again."""
+    write_durably(folder.config, f"# Run again: tutti train {folder.config}\n{recipe}")

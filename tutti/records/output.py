@@ -1,4 +1,7 @@
-"""What the ranks print: every rank into its log, rank 0 on the screen as well."""
+"""What the ranks print: every rank into its log, rank 0 on the screen as well.
+
+What C libraries print on rank 0 goes to the screen alone: sending it to both would take the terminal from Python.
+"""
 
 import contextlib
 import io
@@ -6,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 
 class Tee(io.TextIOBase):
@@ -29,6 +32,18 @@ class Tee(io.TextIOBase):
         with contextlib.suppress(OSError):
             self.log.flush()
 
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (self.screen or self.log).encoding
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """For scripts that write bytes; those pass the log by on rank 0."""
+        return (self.screen or self.log).buffer
+
+    def writable(self) -> bool:
+        return True
+
     def isatty(self) -> bool:
         return self.screen is not None and self.screen.isatty()
 
@@ -39,11 +54,11 @@ class Tee(io.TextIOBase):
 @contextlib.contextmanager
 def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
     """Send this process's output to its log, and for rank 0 to the screen as well."""
+    log = open(path, "a", buffering=1)  # noqa: SIM115
     stdout, stderr = sys.stdout, sys.stderr
     stdout.flush()
     stderr.flush()
     saved = os.dup(1), os.dup(2)
-    log = open(path, "a", buffering=1)  # noqa: SIM115
     if on_screen:
         sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
     else:

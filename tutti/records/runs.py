@@ -1,6 +1,7 @@
 """Run folders found again: one row for each, newest last."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ def find_runs(out: Path, recipe: str | None = None) -> list[RunSummary]:
     """Every run below a folder, of one recipe or of all, in the order in which they started."""
     found = [summarise(RunFolder(path.parent)) for path in out.rglob("record.json")]
     runs = [run for run in found if run and recipe in (None, run.recipe)]
-    return sorted(runs, key=lambda run: (run.started, run.folder.path.name))
+    return sorted(runs, key=lambda run: (_seconds(run.started), run.folder.path.name))
+
+
+def _seconds(started: str) -> float:
+    try:
+        return datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def summarise(folder: RunFolder) -> RunSummary | None:

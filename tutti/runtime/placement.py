@@ -65,8 +65,13 @@ def meeting_address(env: Environment, launcher: str, one_host: bool) -> str:
     if one_host:
         return "127.0.0.1"
     if path := env.get("PBS_NODEFILE"):
-        with open(path) as hosts:
-            return hosts.readline().strip()
+        try:
+            with open(path) as hosts:
+                return hosts.readline().strip()
+        except OSError as error:
+            raise LaunchError(
+                f"PBS_NODEFILE={path!r} cannot be read: {error.strerror}. Set MASTER_ADDR to the first host."
+            ) from error
     raise LaunchError(
         f"{launcher} has started ranks on several hosts and none of MASTER_ADDR and PBS_NODEFILE says where rank 0 is. "
         "Set MASTER_ADDR to the name of the first host."

@@ -125,7 +125,7 @@ def _run(
             record.content["segments"][-1]["hosts"] = hosts
             record.content["plan"] = _facts(job)
             record.write()
-            write_config(folder, config.plain())
+            write_config(folder, config.as_yaml())
             _announce(job, resume)
         train(job)
     except BaseException as error:

@@ -6,7 +6,7 @@ NAME = "torchrun"
 
 
 def is_present(env: Environment) -> bool:
-    return "RANK" in env and "WORLD_SIZE" in env
+    return "RANK" in env
 
 
 def read(env: Environment) -> Placement:
