@@ -9,7 +9,7 @@ from torch import nn
 
 from tutti.models.mlp import Mlp
 from tutti.models.mnist import MnistKeras, MnistTorch
-from tutti.models.small_cnn import SmallCnn
+from tutti.models.small_cnn import Quarters, SmallCnn
 
 
 def parameters(model: nn.Module) -> int:
@@ -73,3 +73,10 @@ def test_the_small_cnn_takes_images_of_any_size(channels: int, size: int, width:
 def test_every_parameter_gets_a_gradient(model: nn.Module) -> None:
     scores(model, 1, 28, 28, samples=16).square().mean().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 4), (4, 4), (7, 5), (32, 33)])
+def test_quarters_are_adaptive_pooling_to_two_by_two(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size, dtype=torch.float64)
+    expected = torch.nn.functional.adaptive_avg_pool2d(images, 2)
+    torch.testing.assert_close(Quarters()(images), expected)

@@ -88,5 +88,6 @@ class RuntimeConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Count | None = None
+    deterministic: Switch = False  # on a GPU, only kernels that give the same bits each time; slower
     start_timeout_seconds: Positive = 300.0
     timeout_seconds: Positive = 600.0

@@ -40,6 +40,14 @@ def uses_gpus(config: RuntimeConfig) -> bool:
     return config.device != "cpu" and torch.cuda.is_available()
 
 
+def set_determinism(config: RuntimeConfig) -> None:
+    """Take only kernels that give the same bits each time, if the recipe asks for it; on a CPU they are the rule."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
 def set_threads(config: RuntimeConfig, placement: Placement) -> int:
     """Limit this rank to its share of the host's cores."""
     threads = threads_per_rank(placement.local_size, os.environ, config.threads)

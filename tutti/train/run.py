@@ -18,7 +18,7 @@ from tutti.launch.local import launch_line
 from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.records.output import Tee, captured_output
 from tutti.records.record import Record
-from tutti.runtime.device import choose_device, set_threads
+from tutti.runtime.device import choose_device, set_determinism, set_threads
 from tutti.runtime.group import Group, join
 from tutti.runtime.placement import Placement
 from tutti.train.build import Objects, build_job, check_parts
@@ -45,6 +45,7 @@ def run_rank(
 ) -> Outcome:
     """Train as one rank of a run; rank 0 makes the run folder if the launcher has not."""
     threads = set_threads(config.runtime, placement)
+    set_determinism(config.runtime)
     error: TuttiError | None = None
     device = torch.device("cpu")
     try:
