@@ -98,7 +98,7 @@ def refusal(env: Env) -> str:
         (pals(3, 4, 3, 4), ("MPICH", 3, 4, 3, 4, 0), "127.0.0.1"),
         (pals(6, 8, 2, 4, node=1) | {"MASTER_ADDR": "first"}, ("MPICH", 6, 8, 2, 4, 1), "first"),
         (slurm(0, 1, 0, "1"), ("Slurm", 0, 1, 0, 1, 0), "127.0.0.1"),
-        (slurm(2, 4, 2, "4"), ("Slurm", 2, 4, 2, 4, 0), "node7"),
+        (slurm(2, 4, 2, "4"), ("Slurm", 2, 4, 2, 4, 0), "127.0.0.1"),
         (slurm(7, 9, 3, "4(x2),1", node=1), ("Slurm", 7, 9, 3, 4, 1), "node7"),
         (slurm(8, 9, 0, "4(x2),1", node=2), ("Slurm", 8, 9, 0, 1, 2), "node7"),
         (slurm(5, 6, 2, "1,2,3", node=2), ("Slurm", 5, 6, 2, 3, 2), "node7"),

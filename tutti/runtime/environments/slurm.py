@@ -18,14 +18,16 @@ def read(env: Environment) -> Placement:
     world_size = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     node_rank = number(env, "SLURM_NODEID", default=0)
     sizes = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+    local_size = sizes[node_rank] if node_rank < len(sizes) else sizes[-1]
+    here = "127.0.0.1" if local_size == world_size else None
     return Placement(
         launcher=NAME,
         rank=number(env, "SLURM_PROCID"),
         world_size=world_size,
         local_rank=number(env, "SLURM_LOCALID"),
-        local_size=sizes[node_rank] if node_rank < len(sizes) else sizes[-1],
+        local_size=local_size,
         node_rank=node_rank,
-        address=env.get("MASTER_ADDR") or _first_host(env) if world_size > 1 else "127.0.0.1",
+        address=env.get("MASTER_ADDR") or here or _first_host(env),
         port=job_port(env, f"{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"),
     )
 
