@@ -140,8 +140,6 @@ def train_by_hand(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, a
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    dist.barrier()  # a rank that leaves first breaks the others' connections
-    dist.destroy_process_group()
 
 
 def train_lightning(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
@@ -190,6 +188,7 @@ def run_as_rank(args: argparse.Namespace) -> None:
     net = WatchedNet(watch)
     train = {"tutti": train_tutti, "by hand": train_by_hand, "lightning": train_lightning}[args.as_rank]
     train(net, images, labels, args)
+    measure.leave_group()
     if os.environ["RANK"] == "0":
         net.eval()
         with torch.inference_mode():

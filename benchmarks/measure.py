@@ -1,6 +1,7 @@
 """What the programs share: alternating trials, medians with their spread, conditions, and commands with a deadline."""
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from tutti.data.mnist import FILES, find_file, read_idx
 from tutti.errors import DataError
@@ -138,6 +140,14 @@ def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float) -> flo
         tail = "".join(output.readlines()[-60:])
     problem = f"ended with exit code {code}" if code is not None else f"did not end within {deadline_seconds:g} s"
     raise SystemExit(f"{tail}\nerror: {' '.join(words)}: {problem}.")
+
+
+def leave_group() -> None:
+    """Leave the process group, after any DDP model: with one that outlives it torch 2.13 can abort as Python ends."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def end_children_with_me() -> None:
