@@ -4,8 +4,8 @@ Claim: one process that gathers, shifts and normalises a whole batch at once giv
 of a torch DataLoader in which two worker processes do the same to one sample at a time.
 
 - tutti: the training data as the recipe's `mnist` opens it with shift=2 (`ArrayDataset`), through its `Loader`, in
-  this process with one thread: without prefetch, which is the default of a rank with one thread, and with 2 batches
-  prefetched by a thread, the default of a rank with more.
+  this process with one thread: without prefetch, which is the default on a CPU, and for comparison with 2 batches
+  prefetched by a thread, the default beside a GPU.
 - DataLoader: a map-style dataset written with care. The images are padded once, as ours are, so that a shift is a slice
   of a NumPy array; then one conversion to float and two operations in place; offsets come from Python's generator. Two
   persistent worker processes, default collate, shuffle; with the default prefetch_factor (2) and with --prefetch. A

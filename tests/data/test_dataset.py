@@ -95,9 +95,15 @@ def test_without_draws_nothing_is_shifted() -> None:
 
 
 def test_a_margin_is_filled_with_the_given_constant() -> None:
-    shift = Shift(1, fill=9)
-    padded = shift.pad(torch.zeros(1, 1, 2, 2))
-    assert padded[0, 0].tolist() == [[9, 9, 9, 9], [9, 0, 0, 9], [9, 0, 0, 9], [9, 9, 9, 9]]
+    ids = torch.arange(100)
+    shift = Shift(torch.zeros(100, 1, 2, 2), 1, fill=9)
+    assert shift.take(ids, None).unique().tolist() == [0]
+    moved = {tuple(image.flatten().tolist()) for image in shift.take(ids, Draws(1, 1, ids))}
+    assert moved == {
+        (9, 9, 9, 0), (9, 9, 0, 0), (9, 9, 0, 9),
+        (9, 0, 9, 0), (0, 0, 0, 0), (0, 9, 0, 9),
+        (9, 0, 9, 9), (0, 0, 9, 9), (0, 9, 9, 9),
+    }  # fmt: skip
 
 
 def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart() -> None:

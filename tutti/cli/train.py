@@ -36,7 +36,7 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
         _train_as_rank(config, placement, checkpoint)
         return
     from tutti.runtime.device import check_gpus
-    from tutti.train.build import check_parts
+    from tutti.train.check import check_parts
 
     check_parts(config, ranks)
     check_gpus(config.runtime, ranks)
@@ -145,6 +145,8 @@ def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         work()
+        if local.NOTES_VARIABLE in os.environ:
+            _leave(0)
     except TuttiError as error:
         _tell(describe(placement.rank, error, error.exit_code, said=True), silent=error.agreed and placement.rank > 0)
     except KeyboardInterrupt:
@@ -167,9 +169,14 @@ def _tell(failure: Failure, silent: bool = False) -> None:
     else:
         lines = traceback.format_exc().splitlines()[-12:]
         print(f"error: {who} failed: {failure.text}. Its last calls:{quote(lines)}", file=sys.stderr)
+    _leave(failure.exit_code)
+
+
+def _leave(exit_code: int) -> None:
+    """End this rank at once: nothing is left to do, and threads of torch may wait for ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(failure.exit_code)  # without waiting for threads that may wait for ranks that are gone
+    os._exit(exit_code)
 
 
 def _terminate(*_: Any) -> None:

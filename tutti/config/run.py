@@ -16,6 +16,7 @@ from tutti.config.schema import (
     RuntimeConfig,
     ScheduleConfig,
     Section,
+    SpeedConfig,
 )
 from tutti.errors import nearest
 
@@ -34,6 +35,7 @@ class RunConfig(Section):
     epochs: Count
     seed: Natural = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    speed: SpeedConfig = SpeedConfig()
     ddp: DdpConfig = DdpConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()

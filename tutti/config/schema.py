@@ -60,10 +60,17 @@ class ScheduleConfig(Section):
 class DdpConfig(Section):
     """How gradients are averaged over ranks."""
 
-    bucket_mb: Positive = 25.0
+    bucket_mb: Positive | None = None  # open: torch's choice, 25 with a first one of 1
+    gather_small: Switch = True  # over Gloo, average small buckets in one round instead of several
     broadcast_buffers: Switch = False
     communicate: Switch = True  # false isolates the cost of communication; ranks then drift apart
     find_unused_parameters: Switch = False
+
+
+class SpeedConfig(Section):
+    """What makes a step faster without changing what is learned."""
+
+    channels_last: Switch = False  # images with their channels innermost, which convolutions like best
 
 
 class CheckpointConfig(Section):

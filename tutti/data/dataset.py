@@ -38,8 +38,8 @@ class ArrayDataset:
         std: float = 1.0,
         shift: int = 0,
     ) -> None:
-        self._shift = Shift(shift) if shift else None
-        self._inputs = self._shift.pad(inputs) if self._shift else inputs
+        self._shift = Shift(inputs, shift) if shift else None
+        self._inputs = inputs
         self._targets = targets
         self._scale, self._offset = 1 / std, -mean / std
         self.input_shape = tuple(inputs.shape[1:])
@@ -49,9 +49,9 @@ class ArrayDataset:
         return len(self._targets)
 
     def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = self._shift.windows(self._inputs, ids, draws) if self._shift else self._inputs[ids]
+        inputs = self._shift.take(ids, draws) if self._shift else self._inputs.index_select(0, ids)
         if inputs.dtype != torch.float32:
             inputs = inputs.to(torch.float32)
         if (self._scale, self._offset) != (1.0, 0.0):
-            inputs = inputs.mul_(self._scale).add_(self._offset)  # indexing has made a copy of its own
-        return inputs, self._targets[ids]
+            inputs = inputs.mul_(self._scale).add_(self._offset)  # taking has made a copy of its own
+        return inputs, self._targets.index_select(0, ids)

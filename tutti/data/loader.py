@@ -174,38 +174,31 @@ def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
     if depth == 0:
         yield from items
         return
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped = threading.Event()
-    end = object()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # (item, None), or (None, what ended the thread)
+    room: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each item that may be made, False to stop
+    for _ in range(depth):
+        room.put(True)
 
     def work() -> None:
+        end: BaseException = StopIteration()
         try:
-            for item in items:
-                if not put((item, None)):
-                    return
-            put((end, None))
+            while room.get():
+                ready.put((next(items), None))
         except BaseException as error:  # raised again where the item is taken
-            put((end, error))
+            end = error
+        ready.put((None, end))
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is end:
+            item, end = ready.get()
+            if isinstance(end, StopIteration):
                 return
+            if end is not None:
+                raise end
+            room.put(True)
             yield item
     finally:
-        stopped.set()
+        room.put(False)
         thread.join()

@@ -21,14 +21,16 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if self.screen:
-            self.screen.write(text)
+            with contextlib.suppress(BrokenPipeError):  # whoever read along has left; the run goes on
+                self.screen.write(text)
         with contextlib.suppress(OSError):
             self.log.write(text)
         return len(text)
 
     def flush(self) -> None:
         if self.screen:
-            self.screen.flush()
+            with contextlib.suppress(BrokenPipeError):
+                self.screen.flush()
         with contextlib.suppress(OSError):
             self.log.flush()
 

@@ -17,12 +17,14 @@ from tutti.config.run import RunConfig
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, ConfigError, TuttiError
+from tutti.models.layout import put_channels_last
 from tutti.optim.optimizers import build_optimizer
 from tutti.optim.schedule import Schedule, make_schedule
 from tutti.records.folder import RunFolder
 from tutti.records.journal import Journal, rewind
 from tutti.records.screen import Screen
 from tutti.runtime.group import Group
+from tutti.train.check import check_best
 from tutti.train.job import Job
 from tutti.train.learner import Learner
 from tutti.train.meters import Metrics
@@ -89,17 +91,6 @@ def build_job(
     return job
 
 
-def check_parts(config: RunConfig, world_size: int) -> None:
-    """Refuse what is wrong whatever the data: names that do not import, batches that do not split."""
-    for part in (config.data, config.model, config.loss, config.optim):
-        part.locate()
-    config.metric_functions()
-    _check_best(config, [name.rpartition(":")[2] for name in config.metrics])
-    samples = config.data.train_samples()
-    if samples is not None:
-        make_schedule(config, make_plan(config, world_size, samples))
-
-
 def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: torch.device) -> Pieces:
     train_data, valid_data = objects.train_data, objects.valid_data
     if train_data is None:
@@ -122,8 +113,10 @@ def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: 
             f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
         )
     model.to(device)
+    if config.speed.channels_last:
+        put_channels_last(model)
     metrics = config.metric_functions() if objects.metrics is None else objects.metrics
-    _check_best(config, metrics)
+    check_best(config, metrics)
     criterion = objects.loss or _build_loss(config)
     if isinstance(criterion, nn.Module):
         criterion.to(device)
@@ -137,13 +130,6 @@ def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
     if isinstance(target, type):
         return parts.call(target, "loss", options)
     return functools.partial(target, **options) if options else target
-
-
-def _check_best(config: RunConfig, metrics: Any) -> None:
-    best = config.checkpoint.best
-    if best is not None and best not in ("loss", *metrics):
-        known = ", ".join(("loss", *metrics))
-        raise ConfigError(f"checkpoint.best={best!r}: expected one of this run's metrics, {known}.")
 
 
 def _check_resume(resume: Path, config: RunConfig, pieces: Pieces, group: Group) -> Manifest:
@@ -190,7 +176,7 @@ def _agreed(group: Group, build: Callable[[], Any]) -> Any:
 
 
 def _prefetch(config: RunConfig, device: torch.device) -> int:
-    """On a GPU, or with cores to spare, batches are made ahead; a rank with one core would only switch threads."""
+    """Beside a GPU batches are made ahead; on a CPU the thread that makes them takes from the step what it saves."""
     if config.data.prefetch is not None:
         return config.data.prefetch
-    return 2 if device.type == "cuda" or torch.get_num_threads() > 1 else 0
+    return 2 if device.type == "cuda" else 0

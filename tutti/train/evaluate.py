@@ -25,7 +25,7 @@ def evaluate(
         data, group.rank, group.world_size, per_rank_batch, device, config.data.workers, config.seed
     ):
         with learner.autocast():
-            outputs = learner.model(inputs)
+            outputs = learner.model(learner.laid_out(inputs))
             loss = learner.criterion(outputs, targets)
         samples = count_samples(targets)
         meter.add_loss(loss, samples)

@@ -10,6 +10,7 @@ from torch import nn
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import RankBatch
+from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
 from tutti.runtime.seeds import seed_pass
@@ -52,7 +53,7 @@ class Learner:
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
                 with self.autocast():
-                    outputs = self._spread_model(inputs)
+                    outputs = self._spread_model(self.laid_out(inputs))
                     loss = self.criterion(outputs, targets)
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
             losses.append(loss.detach())
@@ -75,6 +76,10 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+
+    def laid_out(self, inputs: Any) -> Any:
+        """Inputs in the memory layout of the recipe."""
+        return channels_last(inputs) if self._config.speed.channels_last else inputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of the recipe, for forward passes."""

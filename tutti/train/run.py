@@ -21,7 +21,8 @@ from tutti.records.record import Record
 from tutti.runtime.device import choose_device, set_determinism, set_threads
 from tutti.runtime.group import Group, join
 from tutti.runtime.placement import Placement
-from tutti.train.build import Objects, build_job, check_parts
+from tutti.train.build import Objects, build_job
+from tutti.train.check import check_parts
 from tutti.train.job import Job
 from tutti.train.loop import train
 
