@@ -122,11 +122,11 @@ def torchrun(ranks: int, folder: Path, script: str, arguments: Sequence[str]) ->
     return [sys.executable, "-m", "torch.distributed.run", *options, str(Path(script).resolve()), *arguments]
 
 
-def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float) -> float:
+def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float, **env: str) -> float:
     """Run a command to its end and give its wall time; one that fails or is late ends this program."""
     with tempfile.TemporaryFile("w+") as output:
         began = time.perf_counter()
-        process = subprocess.Popen(words, cwd=cwd, env=environment(), stdout=output, stderr=output, text=True)
+        process = subprocess.Popen(words, cwd=cwd, env=environment(**env), stdout=output, stderr=output, text=True)
         try:
             code: int | None = process.wait(deadline_seconds)
             seconds = time.perf_counter() - began

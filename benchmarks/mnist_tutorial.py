@@ -9,8 +9,11 @@ Claim: `tutti train mnist -n 2 epochs=10` reaches 98.2 % test accuracy in at mos
 - tutti: the command as a user types it, in an empty folder, with all that is on by default: records, TensorBoard,
   validation before the first step and after each epoch, a checkpoint each epoch, the curves at the end.
 
+- tutorial, 1 thread: the same script by someone who knows that the ranks of a host share its cores. The script says
+  nothing of threads, and neither do mpirun or horovodrun: torch then takes all cores on every rank. tutti divides them.
+
 The network is the same (conv 1->10 5x5, pool, conv 10->20 5x5 with 2-D dropout, pool, dense 320->50, dropout, dense
-50->10), as are the batches in size, the rate, the number of epochs and the one thread a rank.
+50->10), as are the batches in size, the rate and the number of epochs.
 
 Clock: time.perf_counter from the start of the command to the end of its process, for both: with imports, reading the
 files and the ends of the processes. Only the disk cache is warm: the files are read once before.
@@ -19,7 +22,9 @@ after the last epoch; the seed is fixed, so trials differ in time alone.
 """
 
 import argparse
+import functools
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,7 +46,7 @@ from tutti.errors import DataError
 from tutti.launch.local import end_with_parent
 from tutti.records.record import read_record
 
-CONTENDERS = ("tutti", "tutorial")
+CONTENDERS = ("tutti", "tutorial", "tutorial, 1 thread")
 BAR_ACCURACY, BAR_TIME = 0.982, 0.5
 PER_RANK, TEST_BATCH = 64, 1000
 LOG_EVERY = 50
@@ -115,7 +120,6 @@ def train_tutorial(args: argparse.Namespace) -> float:
     """The script, from joining the group to the accuracy after the last epoch."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     train_set, test_set = Digits(args.data, "train"), Digits(args.data, "valid")
     train_sampler = DistributedSampler(train_set, ranks, rank, shuffle=True, seed=args.seed)
@@ -150,13 +154,14 @@ def run_as_rank(args: argparse.Namespace) -> None:
     measure.leave_group()
 
 
-def time_tutorial(folder: Path, args: argparse.Namespace) -> tuple[float, float]:
-    """Wall time of the script under torchrun, and its accuracy."""
+def time_tutorial(folder: Path, args: argparse.Namespace, threads: int | None = None) -> tuple[float, float]:
+    """Wall time of the script under torchrun, and its accuracy; without a number, each rank takes all cores."""
     result = folder / "result.json"
     given = {"data": args.data.resolve(), "epochs": args.epochs, "seed": args.seed, "result": result}
     options = ["--as-rank", *(f"--{name}={value}" for name, value in given.items())]
     words = measure.torchrun(args.ranks, folder, __file__, options)
-    seconds = measure.run_command(words, folder, args.deadline)
+    count = str(threads or os.cpu_count() or 1)  # torchrun would else say 1, which no other launcher does
+    seconds = measure.run_command(words, folder, args.deadline, OMP_NUM_THREADS=count)
     return seconds, json.loads(result.read_text())["accuracy"]
 
 
@@ -164,7 +169,7 @@ def time_tutti(folder: Path, args: argparse.Namespace) -> tuple[float, float]:
     """Wall time of the command, and the accuracy in its record."""
     overrides = [f"epochs={args.epochs}", f"data.path={args.data.resolve()}", *args.override]
     words = [sys.executable, "-m", "tutti", "train", "mnist", "-n", str(args.ranks), *overrides]
-    seconds = measure.run_command(words, folder, args.deadline)
+    seconds = measure.run_command(words, folder, args.deadline, OMP_NUM_THREADS="")  # tutti divides the cores
     record = read_record(next((folder / "runs").glob("mnist/*/record.json")))
     assert record is not None and record["state"] == "finished"
     return seconds, record["results"]["valid_accuracy"]
@@ -175,7 +180,6 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     facts = measure.conditions(
         data="MNIST",
         ranks=args.ranks,
-        threads_per_rank=1,
         per_rank_batch=PER_RANK,
         epochs=args.epochs,
         seed=args.seed,
@@ -183,7 +187,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         trials=args.trials,
     )
     measure.print_conditions(facts)
-    contenders = {"tutti": time_tutti, "tutorial": time_tutorial}
+    contenders = {
+        "tutti": time_tutti,
+        "tutorial": time_tutorial,
+        "tutorial, 1 thread": functools.partial(time_tutorial, threads=1),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     accuracies: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for trial, name in measure.alternating(CONTENDERS, args.trials):
@@ -191,18 +199,19 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             wall, accuracy = contenders[name](Path(folder), args)
         seconds[name].append(wall)
         accuracies[name].append(accuracy)
-        print(f"trial {trial + 1}/{args.trials}  {name:<8} {wall:>7.1f} s  accuracy {accuracy:.2%}", flush=True)
-    ratio = measure.paired(seconds["tutti"], seconds["tutorial"])
+        print(f"trial {trial + 1}/{args.trials}  {name:<18} {wall:>7.1f} s  accuracy {accuracy:.2%}", flush=True)
+    peers = CONTENDERS[1:]
+    ratios = {peer: measure.paired(seconds["tutti"], seconds[peer]) for peer in peers}
     return {
         "program": "mnist_tutorial",
         "conditions": facts,
         "wall_seconds": {name: measure.spread(values) | {"trials": values} for name, values in seconds.items()},
         "test_accuracy": {name: measure.spread(values) for name, values in accuracies.items()},
-        "tutti_time_over_tutorial": ratio,
+        "tutti_time_over": ratios,
         "bars": {
             f"test accuracy {BAR_ACCURACY:.1%} or more": min(accuracies["tutti"]) >= BAR_ACCURACY,
-            f"at most {BAR_TIME:g} of the tutorial's time": ratio["median"] <= BAR_TIME,
-        },
+        }
+        | {f"at most {BAR_TIME:g} of the time of {peer}": ratios[peer]["median"] <= BAR_TIME for peer in peers},
     }
 
 
@@ -212,9 +221,9 @@ def show(result: dict[str, Any]) -> None:
     print(f"\nMNIST, {facts['epochs']} epochs on {facts['ranks']} ranks, whole command:")
     rows = []
     for name, wall in result["wall_seconds"].items():
-        cells = measure.shown(result["tutti_time_over_tutorial"], 3) if name == "tutti" else ["1", "", ""]
+        cells = measure.shown(result["tutti_time_over"][name], 3) if name != "tutti" else ["", "", ""]
         rows.append([name, *measure.shown(wall, 1), *cells, f"{result['test_accuracy'][name]['median']:.2%}"])
-    measure.print_table(["contender", "seconds", "min", "max", "of tutorial", "min", "max", "test accuracy"], rows)
+    measure.print_table(["contender", "seconds", "min", "max", "tutti over it", "min", "max", "test accuracy"], rows)
     measure.print_verdict(result["bars"])
 
 

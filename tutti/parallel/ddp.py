@@ -18,7 +18,8 @@ _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 # torch 2.13 gives the option a new name and warns about the old one.
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 
-_MOST_GATHERED_BYTES = 1 << 20  # measured on 2 and 4 ranks of one host: beyond it the all-reduce is faster
+_MOST_DIRECT_BYTES = 1 << 20  # over all ranks; measured on 2 and 4 ranks of one host
+_TAG = 0x7475  # apart from messages that a user's model may send
 
 
 def spread(model: nn.Module, config: DdpConfig, world_size: int, device: torch.device) -> nn.Module:
@@ -34,24 +35,32 @@ def spread(model: nn.Module, config: DdpConfig, world_size: int, device: torch.d
         gradient_as_bucket_view=True,
         **sync_buffers,
     )
-    if config.gather_small and device.type == "cpu":
-        wrapped.register_comm_hook(world_size, average_gradients)
+    if config.direct and device.type == "cpu":
+        wrapped.register_comm_hook(dist.get_rank(), average_gradients)
     return wrapped
 
 
-def average_gradients(world_size: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_gradients(rank: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The mean over ranks of a bucket of gradients.
 
-    Gloo's all-reduce passes messages on in several rounds, each a few hundred microseconds whatever its size. A small
-    bucket is gathered instead, which takes one round, and summed on every rank in the order of ranks.
+    Gloo's all-reduce takes several rounds through a thread of its own, a few hundred microseconds each whatever the
+    size. Nothing is left to overlap with the last bucket of a step: if it is small, each rank sends it to each other
+    one from this thread, and adds up what it gets in the order of ranks.
     """
-    gradients = bucket.buffer()
-    if world_size * gradients.nbytes > _MOST_GATHERED_BYTES:
+    gradients, world_size = bucket.buffer(), dist.get_world_size()
+    if not bucket.is_last() or world_size * gradients.nbytes > _MOST_DIRECT_BYTES:
         return allreduce_hook(None, bucket)  # pyright: ignore[reportArgumentType]
     gathered = gradients.new_empty(world_size, gradients.numel())
-    work = dist.all_gather(list(gathered.unbind()), gradients, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda _: torch.mean(gathered, 0, out=gradients))
+    others = [other for other in range(world_size) if other != rank]
+    works = [dist.irecv(gathered[other], other, tag=_TAG) for other in others]
+    works += [dist.isend(gradients, other, tag=_TAG) for other in others]
+    gathered[rank].copy_(gradients)
+    for work in works:
+        if work is not None:
+            work.wait()
+    done = torch.futures.Future[torch.Tensor]()
+    done.set_result(torch.mean(gathered, 0, out=gradients))
+    return done
 
 
 def silence(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
