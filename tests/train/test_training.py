@@ -81,6 +81,27 @@ def test_buckets_and_buffers_are_options_that_change_no_result(tmp_path: Path) -
     assert other["weights"] == pytest.approx(plain["weights"], abs=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_swapping_gradients_directly_changes_no_result(tmp_path: Path, ranks: int) -> None:
+    results = [
+        run_ranks(ranks, train, VALUES | {"out": str(tmp_path / name), "ddp": ddp})[0]["weights"]
+        for name, ddp in (
+            ("direct", {}),
+            ("all-reduce", {"direct": False}),
+            ("several buckets", {"bucket_mb": 0.002}),  # the last one directly, the others not
+        )
+    ]
+    assert results[1] == pytest.approx(results[0], abs=1e-5)
+    assert results[2] == pytest.approx(results[0], abs=1e-5)
+
+
+def test_channels_last_is_another_layout_of_the_same_run(tmp_path: Path) -> None:
+    values = VALUES | {"model": {"name": "small_cnn", "width": 8}}
+    plain = run_ranks(2, train, values | {"out": str(tmp_path / "a")})[0]
+    other = run_ranks(2, train, values | {"out": str(tmp_path / "b"), "speed": {"channels_last": True}})[0]
+    assert other["weights"] == pytest.approx(plain["weights"], abs=1e-4)
+
+
 def test_a_loss_that_is_no_number_stops_with_step_rank_and_samples(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "poison.py").write_text(
         "import torch\n"

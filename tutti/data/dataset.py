@@ -50,8 +50,10 @@ class ArrayDataset:
 
     def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = self._shift.take(ids, draws) if self._shift else self._inputs.index_select(0, ids)
-        if inputs.dtype != torch.float32:
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.mul(self._scale).add_(self._offset)  # bytes times a number are floats
+        else:
             inputs = inputs.to(torch.float32)
-        if (self._scale, self._offset) != (1.0, 0.0):
-            inputs = inputs.mul_(self._scale).add_(self._offset)  # taking has made a copy of its own
+            if (self._scale, self._offset) != (1.0, 0.0):
+                inputs.mul_(self._scale).add_(self._offset)  # taking has made a copy of its own
         return inputs, self._targets.index_select(0, ids)
