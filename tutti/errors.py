@@ -43,12 +43,6 @@ class DeadlineError(TuttiError):
     exit_code = 1
 
 
-class RankFailure(TuttiError):
-    """A rank ended with an error of its own."""
-
-    exit_code = 1
-
-
 def nearest(given: str, choices: Iterable[str]) -> str:
     """' Did you mean X?' for the closest choice, or nothing when none is close."""
     close = get_close_matches(given, list(choices), n=1, cutoff=0.5)
