@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from tutti.config.schema import RuntimeConfig
+from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
+from tutti.parallel.ddp import spread
 from tutti.runtime.discovery import discover
 from tutti.runtime.group import Group, join
 
@@ -50,3 +51,12 @@ def meet_at_a_taken_port() -> None:
             taken.bind(("0.0.0.0", int(os.environ["MASTER_PORT"])))
             taken.listen()
             join_all(start_timeout_seconds=5)
+
+
+def swap_with_a_silent_rank(seconds: float) -> None:
+    group = join_all(timeout_seconds=seconds)
+    model = spread(torch.nn.Linear(4, 2), DdpConfig(), group.world_size, torch.device("cpu"))
+    if group.rank == 0:
+        model(torch.ones(1, 4)).sum().backward()
+    else:
+        time.sleep(2 * seconds)  # alive, but never in its backward pass
