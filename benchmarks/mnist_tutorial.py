@@ -2,15 +2,15 @@
 
 Claim: `tutti train mnist -n 2 epochs=10` reaches 98.2 % test accuracy in at most half the wall time of the script.
 
-- tutorial: this file as a rank (`--as-rank`), started by torchrun. DDP over Gloo; a map-style dataset that turns one
-  image at a time into a picture, a tensor and normalised floats (torchvision's steps, done with Pillow and torch);
-  DataLoader(batch_size=64) without worker processes, DistributedSampler; SGD with lr 0.01 x ranks and momentum 0.5,
-  seed 42; after each epoch the test set, with metrics averaged over ranks. It saves nothing and logs as often as tutti.
+- tutorial: this file as a rank (`--as-rank`), started by torchrun with one thread a rank, as tutti has it on two cores.
+  DDP over Gloo; a map-style dataset that turns one image at a time into a picture, a tensor and normalised floats
+  (torchvision's steps, done with Pillow and torch); DataLoader(batch_size=64) without worker processes,
+  DistributedSampler; SGD with lr 0.01 x ranks and momentum 0.5, seed 42; after each epoch the test set, with metrics
+  averaged over ranks. It saves nothing and logs as often as tutti.
 - tutti: the command as a user types it, in an empty folder, with all that is on by default: records, TensorBoard,
   validation before the first step and after each epoch, a checkpoint each epoch, the curves at the end.
-
-- tutorial, 1 thread: the same script by someone who knows that the ranks of a host share its cores. The script says
-  nothing of threads, and neither do mpirun or horovodrun: torch then takes all cores on every rank. tutti divides them.
+- tutorial, all cores (only with `--all-cores`, and no part of the claim): the script says nothing of threads, and
+  neither do mpirun or horovodrun: torch then takes all cores on every rank.
 
 The network is the same (conv 1->10 5x5, pool, conv 10->20 5x5 with 2-D dropout, pool, dense 320->50, dropout, dense
 50->10), as are the batches in size, the rate and the number of epochs.
@@ -46,9 +46,8 @@ from tutti.errors import DataError
 from tutti.launch.local import end_with_parent
 from tutti.records.record import read_record
 
-CONTENDERS = ("tutti", "tutorial", "tutorial, 1 thread")
 BAR_ACCURACY, BAR_TIME = 0.982, 0.5
-BAR_PEER = "tutorial, 1 thread"  # equal threads; the other row shows what undivided cores cost
+BAR_PEER = "tutorial"  # equal threads; the other row shows what undivided cores cost
 PER_RANK, TEST_BATCH = 64, 1000
 LOG_EVERY = 50
 
@@ -155,14 +154,13 @@ def run_as_rank(args: argparse.Namespace) -> None:
     measure.leave_group()
 
 
-def time_tutorial(folder: Path, args: argparse.Namespace, threads: int | None = None) -> tuple[float, float]:
-    """Wall time of the script under torchrun, and its accuracy; without a number, each rank takes all cores."""
+def time_tutorial(folder: Path, args: argparse.Namespace, threads: int) -> tuple[float, float]:
+    """Wall time of the script under torchrun, and its accuracy."""
     result = folder / "result.json"
     given = {"data": args.data.resolve(), "epochs": args.epochs, "seed": args.seed, "result": result}
     options = ["--as-rank", *(f"--{name}={value}" for name, value in given.items())]
     words = measure.torchrun(args.ranks, folder, __file__, options)
-    count = str(threads or os.cpu_count() or 1)  # torchrun would else say 1, which no other launcher does
-    seconds = measure.run_command(words, folder, args.deadline, OMP_NUM_THREADS=count)
+    seconds = measure.run_command(words, folder, args.deadline, OMP_NUM_THREADS=str(threads))
     return seconds, json.loads(result.read_text())["accuracy"]
 
 
@@ -188,21 +186,19 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         trials=args.trials,
     )
     measure.print_conditions(facts)
-    contenders = {
-        "tutti": time_tutti,
-        "tutorial": time_tutorial,
-        "tutorial, 1 thread": functools.partial(time_tutorial, threads=1),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    accuracies: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for trial, name in measure.alternating(CONTENDERS, args.trials):
+    contenders = {"tutti": time_tutti, BAR_PEER: functools.partial(time_tutorial, threads=1)}
+    if args.all_cores:
+        contenders["tutorial, all cores"] = functools.partial(time_tutorial, threads=os.cpu_count() or 1)
+    names = tuple(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    accuracies: dict[str, list[float]] = {name: [] for name in names}
+    for trial, name in measure.alternating(names, args.trials):
         with tempfile.TemporaryDirectory(prefix="mnist-tutorial-") as folder:
             wall, accuracy = contenders[name](Path(folder), args)
         seconds[name].append(wall)
         accuracies[name].append(accuracy)
         print(f"trial {trial + 1}/{args.trials}  {name:<18} {wall:>7.1f} s  accuracy {accuracy:.2%}", flush=True)
-    peers = CONTENDERS[1:]
-    ratios = {peer: measure.paired(seconds["tutti"], seconds[peer]) for peer in peers}
+    ratios = {peer: measure.paired(seconds["tutti"], seconds[peer]) for peer in names[1:]}
     return {
         "program": "mnist_tutorial",
         "conditions": facts,
@@ -211,8 +207,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "tutti_time_over": ratios,
         "bars": {
             f"test accuracy {BAR_ACCURACY:.1%} or more": min(accuracies["tutti"]) >= BAR_ACCURACY,
-        }
-        | {f"at most {BAR_TIME:g} of the time of {BAR_PEER}": ratios[BAR_PEER]["median"] <= BAR_TIME},
+            f"at most {BAR_TIME:g} of the time of {BAR_PEER}": ratios[BAR_PEER]["median"] <= BAR_TIME,
+        },
     }
 
 
@@ -236,6 +232,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="epochs of both")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of both")
     parser.add_argument("--trials", type=int, default=3, help="trials of both")
+    parser.add_argument("--all-cores", action="store_true", help="also the script with all cores on every rank")
     parser.add_argument("--seed", type=int, default=42, help="seed of the tutorial's script; the recipe has 42 too")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="more for `tutti train`")
     parser.add_argument("--data", type=Path, default=measure.default_data(), help="folder of the MNIST files")

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
 from tutti.parallel.ddp import spread
+from tutti.parallel.host_memory import share_memory
 from tutti.runtime.discovery import discover
 from tutti.runtime.group import Group, join
 
@@ -53,9 +55,37 @@ def meet_at_a_taken_port() -> None:
             join_all(start_timeout_seconds=5)
 
 
+def average_many(rounds: int) -> tuple[list[float], list[str]]:
+    """Means of tensors that differ by rank and round, taken as fast as the ranks can; and what is left in memory."""
+    group = join_all()
+    memory = share_memory(group, 1 << 16)
+    assert memory is not None
+    means = []
+    for turn in range(rounds):
+        tensor = torch.full((1 + turn % 7, 3), float(group.rank + turn), dtype=(torch.float32, torch.float64)[turn % 2])
+        if turn % 5 == group.rank:
+            time.sleep(0.001)  # another rank runs ahead each time
+        mean = memory.average(tensor)
+        assert mean.data_ptr() == tensor.data_ptr() and (tensor == tensor[0, 0]).all()
+        means.append(tensor[0, 0].item())
+    left = [path.name for path in Path("/dev/shm").glob("tutti-*")]
+    group.leave()
+    memory.close()
+    return means, left
+
+
+def average_without_rank_1() -> None:
+    group = join_all(timeout_seconds=60)
+    memory = share_memory(group, 1 << 16)
+    assert memory is not None
+    if group.rank == 1:
+        os._exit(3)
+    memory.average(torch.ones(4))
+
+
 def swap_with_a_silent_rank(seconds: float) -> None:
     group = join_all(timeout_seconds=seconds)
-    model = spread(torch.nn.Linear(4, 2), DdpConfig(), group.world_size, torch.device("cpu"))
+    model = spread(torch.nn.Linear(4, 2), DdpConfig(), group, torch.device("cpu"))
     if group.rank == 0:
         model(torch.ones(1, 4)).sum().backward()
     else:

@@ -61,7 +61,7 @@ class DdpConfig(Section):
     """How gradients are averaged over ranks."""
 
     bucket_mb: Positive | None = None  # open: torch's choice, 25 with a first one of 1
-    direct: Switch = True  # over Gloo, ranks swap a small last bucket in one round instead of several
+    direct: Switch = True  # CPU ranks of one host average a small last bucket through shared memory
     broadcast_buffers: Switch = False
     communicate: Switch = True  # false isolates the cost of communication; ranks then drift apart
     find_unused_parameters: Switch = False

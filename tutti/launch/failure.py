@@ -46,7 +46,7 @@ def quote(lines: list[str]) -> str:
 def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Failure:
     """A failure of this process."""
     text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
-    consequence = not said and isinstance(error, RuntimeError) and bool(_CONSEQUENCE.search(text))
+    consequence = not said and isinstance(error, RuntimeError | ConnectionError) and bool(_CONSEQUENCE.search(text))
     return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence)
 
 

@@ -24,7 +24,7 @@ class Group:
         self.rank = placement.rank
         self.world_size = placement.world_size
         self._store = store
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._barriers = 0
 
     @property
@@ -34,7 +34,7 @@ class Group:
     def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
         """Wait for all ranks, and name those that do not come."""
         self._barriers += 1
-        seconds = timeout_seconds or self._timeout_seconds
+        seconds = timeout_seconds or self.timeout_seconds
         _wait_for_all(self._store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
 
     def agree(self, error: TuttiError | None) -> None:

@@ -70,7 +70,7 @@ def build_job(
         first_step = manifest.step if manifest else 0
         screen = Screen(pieces.plan.total_steps, config.epochs, group.world_size, first_step, live)
     journal = Journal(folder, screen, config.log.tensorboard)
-    learner = Learner(config, pieces.plan, group.rank, device, pieces.model, pieces.criterion, pieces.optimizer)
+    learner = Learner(config, pieces.plan, group, device, pieces.model, pieces.criterion, pieces.optimizer)
     order = SampleOrder(pieces.plan, config.seed)
     prefetch = _prefetch(config, device)
     job = Job(

@@ -13,6 +13,7 @@ from tutti.data.loader import RankBatch
 from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
+from tutti.runtime.group import Group
 from tutti.runtime.seeds import seed_pass
 from tutti.train.meters import Meter
 
@@ -26,7 +27,7 @@ class Learner:
         self,
         config: RunConfig,
         plan: Plan,
-        rank: int,
+        group: Group,
         device: torch.device,
         model: nn.Module,
         criterion: Callable[[Any, Any], torch.Tensor],
@@ -37,11 +38,11 @@ class Learner:
         self.optimizer = optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
-        self._spread_model = spread(model, config.ddp, plan.world_size, device)
+        self._spread_model = spread(model, config.ddp, group, device)
         self._silence = silence(self._spread_model)
         self._config = config
         self._micro_batch = plan.micro_batch
-        self._rank = rank
+        self._rank = group.rank
         self._device = device
 
     def forward_backward(self, batch: RankBatch, meter: Meter, measure: bool) -> torch.Tensor:

@@ -1,0 +1,127 @@
+"""Memory that the ranks of one host share, to average small tensors without a network in between."""
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+
+from tutti.errors import DeadlineError
+from tutti.runtime.group import Group
+
+
+class HostMemory:
+    """A file in memory with a place for every rank, and a socket between every two of them to say "it is there".
+
+    The places are there twice and taken in turn: a rank that is one exchange ahead cannot overwrite what another
+    still reads. The file has no name once all ranks have opened it, so nothing stays behind however they end.
+    """
+
+    def __init__(self, group: Group, folder: Path, most_bytes: int, timeout_seconds: float) -> None:
+        self.most_bytes = most_bytes  # over all ranks
+        self._rank, self._world_size = group.rank, group.world_size
+        self._timeout_seconds = timeout_seconds
+        with _listen(folder / str(group.rank)) as own:
+            whole = torch.from_file(str(folder / "tensors"), shared=True, size=2 * most_bytes, dtype=torch.uint8)
+            group.barrier("the opening of shared memory")
+            lower = [_connect(folder / str(other), group.rank) for other in range(group.rank)]
+            higher = [_accept(own, timeout_seconds) for _ in range(group.rank + 1, group.world_size)]
+        group.barrier("the opening of shared memory")
+        self._halves = whole.view(2, most_bytes)
+        self._turn = 0
+        self._others: dict[int, socket.socket] = dict(enumerate(lower)) | dict(higher)
+        for other in self._others.values():
+            other.settimeout(timeout_seconds)
+
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean over ranks, put into the tensor; summed in the order of ranks, so equal to the bit on all."""
+        half = self._halves[self._turn].view(tensor.dtype)
+        self._turn = 1 - self._turn
+        places = half[: self._world_size * tensor.numel()].view(self._world_size, tensor.numel())
+        places[self._rank].copy_(tensor.view(-1))
+        for rank, other in self._others.items():
+            self._tell(rank, other)
+        for rank, other in self._others.items():
+            self._wait_for(rank, other)
+        return torch.mean(places, 0, out=tensor.view(-1)).view_as(tensor)
+
+    def close(self) -> None:
+        """Close the sockets; the memory goes with the last rank."""
+        for other in self._others.values():
+            other.close()
+
+    def _tell(self, rank: int, other: socket.socket) -> None:
+        try:
+            other.sendall(b"\0")
+        except ConnectionError as error:
+            raise _ended(rank) from error
+
+    def _wait_for(self, rank: int, other: socket.socket) -> None:
+        try:
+            came = other.recv(1)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"rank {self._rank} on host {platform.node()} waited {self._timeout_seconds:g} s for the gradients "
+                f"of rank {rank}, which runs but does not come. Look at the log of that rank."
+            ) from error
+        except ConnectionError as error:
+            raise _ended(rank) from error
+        if not came:
+            raise _ended(rank)
+
+
+def _ended(rank: int) -> ConnectionError:
+    return ConnectionResetError(f"rank {rank} has ended: connection closed by peer")
+
+
+def share_memory(group: Group, most_bytes: int) -> HostMemory | None:
+    """Memory shared by all ranks of a run on one host; nothing where they are on several, or the host has none."""
+    if group.placement.world_size != group.placement.local_size:
+        return None
+    folder = group.from_first(_make_folder(most_bytes) if group.is_first else None)
+    if not all(group.gather(folder is not None and folder.is_dir())):
+        return None
+    assert folder is not None
+    try:
+        return HostMemory(group, folder, most_bytes, group.timeout_seconds)
+    finally:
+        if group.is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder(most_bytes: int) -> Path | None:
+    """A folder in memory with the file that is to be shared, all of it reserved."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tutti-", dir="/dev/shm"))
+    except OSError:
+        return None
+    try:
+        with (folder / "tensors").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * most_bytes)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    return folder
+
+
+def _listen(path: Path) -> socket.socket:
+    own = socket.socket(socket.AF_UNIX)
+    own.bind(str(path))
+    own.listen()
+    return own
+
+
+def _connect(path: Path, rank: int) -> socket.socket:
+    other = socket.socket(socket.AF_UNIX)
+    other.connect(str(path))
+    other.sendall(rank.to_bytes(4, "little"))
+    return other
+
+
+def _accept(own: socket.socket, timeout_seconds: float) -> tuple[int, socket.socket]:
+    own.settimeout(timeout_seconds)
+    other, _ = own.accept()
+    return int.from_bytes(other.recv(4, socket.MSG_WAITALL), "little"), other
