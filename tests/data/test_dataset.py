@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.data.augment import Shift
+from tutti.data.augment import MovedImages
 from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset
 from tutti.data.digits import digits
 from tutti.data.draws import Draws
@@ -94,16 +94,55 @@ def test_without_draws_nothing_is_shifted() -> None:
     torch.testing.assert_close(inputs, (raw[ids].float() - 3) / 4)
 
 
-def test_a_margin_is_filled_with_the_given_constant() -> None:
-    ids = torch.arange(100)
-    shift = Shift(torch.zeros(100, 1, 2, 2), 1, fill=9)
-    assert shift.take(ids, None).unique().tolist() == [0]
-    moved = {tuple(image.flatten().tolist()) for image in shift.take(ids, Draws(1, 1, ids))}
-    assert moved == {
-        (9, 9, 9, 0), (9, 9, 0, 0), (9, 9, 0, 9),
-        (9, 0, 9, 0), (0, 0, 0, 0), (0, 9, 0, 9),
-        (9, 0, 9, 9), (0, 0, 9, 9), (0, 9, 9, 9),
+def test_a_margin_is_zero_or_the_nearest_edge() -> None:
+    ids = torch.arange(200)
+    image = torch.tensor([[1.0, 2], [3, 4]]).expand(200, 1, 2, 2)
+    zero = {tuple(i.flatten().tolist()) for i in MovedImages(image, 1).take(ids, Draws(1, 1, ids))}
+    assert zero == {
+        (0, 0, 0, 1), (0, 0, 1, 2), (0, 0, 2, 0),
+        (0, 1, 0, 3), (1, 2, 3, 4), (2, 0, 4, 0),
+        (0, 3, 0, 0), (3, 4, 0, 0), (4, 0, 0, 0),
     }  # fmt: skip
+    edge = {tuple(i.flatten().tolist()) for i in MovedImages(image.byte(), 1, fill="edge").take(ids, Draws(1, 1, ids))}
+    assert edge == {
+        (1, 1, 1, 1), (1, 2, 1, 2), (2, 2, 2, 2),
+        (1, 1, 3, 3), (1, 2, 3, 4), (2, 2, 4, 4),
+        (3, 3, 3, 3), (3, 4, 3, 4), (4, 4, 4, 4),
+    }  # fmt: skip
+
+
+def test_about_half_of_the_images_are_mirrored_and_others_in_each_epoch() -> None:
+    raw, ids = images(), torch.arange(60)
+    moved = MovedImages(raw, 0, flip=True)
+    mirrored = [moved.take(ids, Draws(1, epoch, ids))[:, 0, 0, 0] != raw[:, 0, 0, 0] for epoch in (0, 1)]
+    assert 18 < mirrored[0].sum() < 42
+    assert not torch.equal(*mirrored)
+    assert torch.equal(moved.take(ids, None), raw)
+
+
+def test_alternate_mirroring_takes_the_other_half_in_every_other_epoch() -> None:
+    raw, ids = images(), torch.arange(60)
+    moved = MovedImages(raw, 0, flip="alternate")
+    even, odd, even_again = (moved.take(ids, Draws(1, epoch, ids)) for epoch in (0, 1, 2))
+    assert torch.equal(even, even_again)
+    assert torch.equal(odd, even.flip(-1))
+    assert 18 < (even[:, 0, 0, 0] != raw[:, 0, 0, 0]).sum() < 42
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_gather_of_a_gpu_takes_the_same_pixels_as_windows_in_memory(flip: bool) -> None:
+    moved = MovedImages(images(), 2, flip=flip, fill="reflect")
+    ids = torch.tensor([5, 5, 59, 0])
+    top, left = torch.tensor([0, 4, 2, 1]), torch.tensor([3, 0, 2, 4])
+    mirrored = torch.tensor([True, False, True, False]) if flip else None
+    assert torch.equal(moved.gather(ids, top, left, mirrored), moved.take_windows(ids, top, left, mirrored))
+
+
+def test_channels_have_means_and_spreads_of_their_own() -> None:
+    raw, ids = images(), torch.tensor([5, 0])
+    inputs, _ = ArrayDataset(raw, torch.arange(60), mean=(3.0, 5.0), std=(4.0, 2.0)).batch(ids, None)
+    expected = (raw[ids].float() - torch.tensor([3.0, 5.0]).view(2, 1, 1)) / torch.tensor([4.0, 2.0]).view(2, 1, 1)
+    torch.testing.assert_close(inputs, expected)
 
 
 def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart() -> None:

@@ -1,10 +1,12 @@
 """What a dataset is to the loader, and the in-memory kind that gives whole batches at once."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
-from tutti.data.augment import Shift
+from tutti.data.augment import Fill, Flip, MovedImages
 from tutti.data.draws import Draws
 
 
@@ -27,33 +29,51 @@ class SampleDataset(Protocol):
 
 
 class ArrayDataset:
-    """Samples in memory as one tensor; images stay bytes and become normalised floats batch by batch."""
+    """Samples in memory as one tensor; images stay bytes and become normalised floats batch by batch.
+
+    On a device they stay there for the whole run, and batches are made there. `mean` and `std` are numbers for all
+    channels or one for each, in the units of the inputs.
+    """
 
     def __init__(
         self,
         inputs: torch.Tensor,
         targets: torch.Tensor,
         *,
-        mean: float = 0.0,
-        std: float = 1.0,
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
         shift: int = 0,
+        flip: Flip = False,
+        fill: Fill = "zero",
+        device: torch.device | None = None,
     ) -> None:
-        self._shift = Shift(inputs, shift) if shift else None
-        self._inputs = inputs
-        self._targets = targets
-        self._scale, self._offset = 1 / std, -mean / std
         self.input_shape = tuple(inputs.shape[1:])
         self.num_classes = int(targets.max()) + 1 if targets.dtype == torch.int64 else None
+        if device is not None:
+            inputs, targets = inputs.to(device), targets.to(device)
+        self._inputs, self._targets = inputs, targets
+        self._moved = MovedImages(inputs, shift, flip, fill) if shift or flip else None
+        scale, offset = 1 / np.asarray(std, np.float64), -np.asarray(mean, np.float64) / np.asarray(std, np.float64)
+        self._is_scaled = bool(np.any(scale != 1) or np.any(offset != 0))
+        self._scale, self._offset = (self._by_channel(values) for values in (scale, offset))
 
     def __len__(self) -> int:
         return len(self._targets)
 
     def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = self._shift.take(ids, draws) if self._shift else self._inputs.index_select(0, ids)
+        here = ids.to(self._inputs.device, non_blocking=True)
+        inputs = self._moved.take(ids, draws) if self._moved else self._inputs.index_select(0, here)
         if inputs.dtype == torch.uint8:
             inputs = inputs.mul(self._scale).add_(self._offset)  # bytes times a number are floats
         else:
             inputs = inputs.to(torch.float32)
-            if (self._scale, self._offset) != (1.0, 0.0):
+            if self._is_scaled:
                 inputs.mul_(self._scale).add_(self._offset)  # taking has made a copy of its own
-        return inputs, self._targets.index_select(0, ids)
+        return inputs, self._targets.index_select(0, here)
+
+    def _by_channel(self, values: np.ndarray) -> Any:
+        """A number as it is, or a tensor with one value for each channel."""
+        if values.ndim == 0:
+            return float(values)
+        shape = (-1, *[1] * (self._inputs.ndim - 2))
+        return torch.tensor(values, dtype=torch.float32, device=self._inputs.device).view(shape)
