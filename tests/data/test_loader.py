@@ -17,7 +17,7 @@ from tutti.data.dataset import ArrayDataset
 from tutti.data.draws import Draws
 from tutti.data.loader import Loader, RankBatch, evaluation_batches, prefetched, to_device
 from tutti.data.order import SampleOrder
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 SAMPLES, SEED = 50, 42
@@ -50,6 +50,44 @@ class Nested:
 class Failing(Chances):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         raise FileNotFoundError(f"sample {index} is gone")
+
+
+class Refusing(Chances):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        raise DataError(f"sample {index} is refused")
+
+
+class Bytes(Chances):
+    """Samples that are bytes until the device has them, and put together in a way of their own."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), index, dtype=torch.uint8), index
+
+    def collate(self, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([value for value, _ in samples]), torch.tensor([-label for _, label in samples])
+
+    def finish(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.dtype == torch.uint8
+        return inputs.double() / 2
+
+
+class Threads(Chances):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([torch.get_num_threads()]), index
+
+
+class Gappy(Chances):
+    """Passes over a part of its samples, in training for another one."""
+
+    def __init__(self, gaps: set[int]) -> None:
+        self._gaps = gaps
+        self.skipped: list[str] = []
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self._gaps:
+            self.skipped.append(str(index))
+            return None
+        return super().__getitem__(index)
 
 
 def plan(ranks: int = 1, micro: int | None = None, epochs: int = 2) -> Plan:
@@ -185,6 +223,71 @@ def test_an_error_in_a_dataset_reaches_the_loop(workers: int, prefetch: int) -> 
     assert not prefetching()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_message_for_the_user_comes_out_of_a_worker_as_it_is(workers: int, prefetch: int) -> None:
+    first = int(SampleOrder(plan(), SEED).rank_ids(0, 0)[0])
+    with pytest.raises(DataError) as caught:
+        steps(Refusing(), plan(), workers=workers, prefetch=prefetch)
+    assert str(caught.value) == f"sample {first} is refused"
+    traceback.clear_frames(caught.tb)
+    with pytest.raises(DataError, match=r"^sample 0 is refused$"):
+        list(evaluation_batches(Refusing(), 0, 1, 8, CPU, workers, SEED))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_may_put_batches_together_and_finish_them_itself(workers: int) -> None:
+    batch = steps(Bytes(), plan(micro=4), workers=workers)[0]
+    ids = torch.from_numpy(batch.ids)
+    assert torch.equal(inputs([batch]), (ids.double() / 2).unsqueeze(1).expand(12, 2))
+    assert torch.cat([targets for _, targets in batch.micro_batches]).tolist() == (-ids).tolist()
+    found, targets = next(iter(evaluation_batches(Bytes(), 0, 1, 8, CPU, workers, SEED)))
+    assert found[:, 0].tolist() == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5]
+    assert targets.tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+def test_a_dataset_of_whole_batches_may_finish_them_too() -> None:
+    class Finished(ArrayDataset):
+        def finish(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs + 1000
+
+    values = torch.zeros(SAMPLES, 1)
+    dataset = Finished(values, torch.arange(SAMPLES))
+    assert (inputs(steps(dataset, plan())) == 1000).all()
+    assert all((found == 1000).all() for found, _ in evaluation_batches(dataset, 0, 1, 8, CPU, 0, SEED))
+
+
+def test_a_worker_uses_one_thread() -> None:
+    assert set(inputs(steps(Threads(), plan(), workers=2)).flatten().tolist()) == {1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_evaluation_goes_on_without_samples_that_are_passed_over(workers: int) -> None:
+    dataset = Gappy({1, 8, 9, 10, 11, 49})
+    pairs = list(evaluation_batches(dataset, 0, 1, 4, CPU, workers, SEED))
+    whole = list(evaluation_batches(Chances(), 0, 1, 4, CPU, 0, SEED))
+    assert [len(targets) for _, targets in pairs] == [3, 4, *[4] * 9, 1]
+    left = torch.cat([found for found, _ in whole])[[i for i in range(SAMPLES) if str(i) not in dataset.skipped]]
+    assert torch.equal(torch.cat([found for found, _ in pairs]), left)
+    assert dataset.skipped == ["1", "8", "9", "10", "11", "49"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_passed_over_is_told_with_the_step_that_meets_it(workers: int) -> None:
+    class Replacing(Gappy):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) or Chances.__getitem__(self, 0)
+
+    made = plan()
+    order = SampleOrder(made, SEED)
+    gap = int(order.global_ids(2)[5])
+    dataset = Replacing({gap})
+    for batch in Loader(dataset, made, order, 0, CPU, workers, prefetch=3).steps(0):
+        met = [step for step in range(batch.step + 1) if gap in order.global_ids(step)]
+        assert batch.skipped == ((str(gap),) if gap in batch.ids else ())
+        assert dataset.skipped == [str(gap)] * len(met), "not before, although it was made ahead"
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_in_a_dataset_ends_its_workers(prefetch: int) -> None:
     with contextlib.suppress(FileNotFoundError):
@@ -289,6 +392,11 @@ def test_a_loop_that_breaks_leaves_neither_threads_nor_processes() -> None:
         if batch.step == 1:
             break
     assert not prefetching()
+
+
+def test_a_tensor_that_is_there_already_is_left_alone() -> None:
+    batch = torch.zeros(2)
+    assert to_device(batch, CPU) is batch
 
 
 def test_tensors_are_moved_wherever_they_are_in_a_batch() -> None:

@@ -3,10 +3,11 @@
 import itertools
 import queue
 import random
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from tutti.config.plan import Plan
 from tutti.data.dataset import BatchDataset, SampleDataset
 from tutti.data.draws import Draws
 from tutti.data.order import SampleOrder, evaluation_ids
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, TuttiError
+from tutti.launch.local import end_with_parent
 from tutti.runtime.seeds import mix
 
 Pair = tuple[Any, Any]
@@ -29,6 +31,7 @@ class RankBatch:
     epoch: int
     ids: np.ndarray
     micro_batches: list[Pair]
+    skipped: tuple[str, ...] = ()  # files that the dataset passed over
 
 
 class Loader:
@@ -37,29 +40,33 @@ class Loader:
     def __init__(
         self, dataset: Any, plan: Plan, order: SampleOrder, rank: int, device: torch.device, workers: int, prefetch: int
     ) -> None:
+        self.dataset = dataset
         self._plan = plan
         self._order = order
         self._rank = rank
         self._device = device
         # Samples made in this process seed its generators, which must not happen beside a forward pass.
         self._prefetch = prefetch if workers or isinstance(dataset, BatchDataset) else 0
-        self._source = _open(dataset, workers, seed=order.seed)
+        self._source = _open(dataset, workers, order.seed, device)
 
     def steps(self, first_step: int) -> Iterator[RankBatch]:
         """The batches from a step to the end of the run."""
         numbers = range(first_step, self._plan.total_steps)
         shares = ((self._order.epoch_of(step), self._order.rank_ids(step, self._rank)) for step in numbers)
         asked, kept = itertools.tee(shares)
-        pairs = self._source(asked)
 
         def batches() -> Iterator[RankBatch]:
-            for step, (epoch, ids), pair in zip(numbers, kept, pairs, strict=True):
-                inputs, targets = to_device(pair, self._device)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread has a device of its own choice
+            for step, (epoch, ids), made in zip(numbers, kept, self._source(asked), strict=True):
+                inputs, targets = _finished(self.dataset, made.pair, self._device)
                 size = self._plan.micro_batch
                 micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
-                yield RankBatch(step, epoch, ids, micro_batches)
+                yield RankBatch(step, epoch, ids, micro_batches, made.skipped)
 
-        return prefetched(batches(), self._prefetch)
+        for batch in prefetched(batches(), self._prefetch):
+            _note_skipped(self.dataset, batch.skipped)  # when it is taken: what is made ahead may never be used
+            yield batch
 
 
 def evaluation_batches(
@@ -68,42 +75,62 @@ def evaluation_batches(
     """One rank's part of an evaluation, without augmentation; together the ranks see every sample once."""
     ids = evaluation_ids(len(dataset), rank, world_size)
     shares = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
-    for pair in _open(dataset, workers, seed)(iter(shares)):
-        yield to_device(pair, device)
+    workers = min(workers, len(shares)) if len(shares) > 1 else 0  # a worker makes whole batches
+    for made in _open(dataset, workers, seed, device)(iter(shares)):
+        _note_skipped(dataset, made.skipped)
+        if made.pair is not None:
+            yield _finished(dataset, made.pair, device)
+
+
+class _Made(NamedTuple):
+    """A batch on its way from the process that made it."""
+
+    pair: Any  # None where every sample was passed over
+    skipped: tuple[str, ...] = ()
+    error: TuttiError | None = None
 
 
 Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
-Source = Callable[[Iterable[Share]], Iterator[Pair]]
+Source = Callable[[Iterable[Share]], Iterator[_Made]]
 
 
-def _open(dataset: Any, workers: int, seed: int) -> Source:
+def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source:
     """Something that turns epochs and ids into batches."""
     if isinstance(dataset, BatchDataset):
         return lambda shares: _whole_batches(dataset, shares, seed)
     if isinstance(dataset, SampleDataset):
-        return lambda shares: _collated_samples(dataset, shares, workers, seed)
+        return lambda shares: _collated_samples(dataset, shares, workers, seed, device)
     raise ConfigError(
         f"the dataset {type(dataset).__name__} has neither batch(ids, draws) nor __getitem__(index), with __len__: "
         "expected one of the two. See docs/own-model.md."
     )
 
 
-def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[Pair]:
+def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[_Made]:
     for epoch, ids in shares:
         chosen = torch.from_numpy(ids)
-        yield dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None)
+        yield _Made(dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None))
 
 
-def _collated_samples(dataset: SampleDataset, shares: Iterable[Share], workers: int, seed: int) -> Iterator[Pair]:
+def _collated_samples(
+    dataset: SampleDataset, shares: Iterable[Share], workers: int, seed: int, device: torch.device
+) -> Iterator[_Made]:
     loader = torch.utils.data.DataLoader(
         _SeededSamples(dataset, seed),  # pyright: ignore[reportArgumentType]
         batch_sampler=_Keys(shares),
         num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_start_worker,
+        pin_memory=device.type == "cuda",
+        # Forked workers share the dataset with this process, and start at once.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
     )
     batches = iter(loader)
     try:
-        for pair in batches:
-            yield pair[0], pair[1]
+        for made in batches:
+            if made.error is not None:
+                raise made.error
+            yield made
     finally:
         if workers:  # torch ends them when the iterator is collected, which an error can put off for long
             batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
@@ -121,17 +148,28 @@ class _Keys:
 
 
 class _SeededSamples:
-    """Samples whose random choices depend on (seed, epoch, sample), whichever process makes them."""
+    """Batches of samples whose random choices depend on (seed, epoch, sample), whichever process makes them."""
 
-    def __init__(self, dataset: SampleDataset, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._collate = getattr(dataset, "collate", torch.utils.data.default_collate)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, sample = key
+    def __getitems__(self, keys: list[tuple[int, int]]) -> _Made:
+        """A whole batch; an error meant for the user travels as it is, since torch would wrap it in a traceback."""
+        noted = len(getattr(self._dataset, "skipped", None) or ())
+        try:
+            samples = [self._sample(*key) for key in keys]
+        except TuttiError as error:
+            return _Made(None, error=error)
+        if keys[0][0] < 0:  # an evaluation may have fewer samples; a step may not
+            samples = [sample for sample in samples if sample is not None]
+        return _Made(self._collate(samples) if samples else None, _take_skipped(self._dataset, noted))
+
+    def _sample(self, epoch: int, sample: int) -> Any:
         value = mix(self._seed, epoch + 1, sample)
         random.seed(value)
         np.random.seed(value % (1 << 32))
@@ -139,11 +177,41 @@ class _SeededSamples:
         return self._dataset[sample]
 
 
+def _start_worker(_: int) -> None:
+    """A worker ends with the thread that started it, however that ends; torch sets it to one thread."""
+    end_with_parent()
+
+
+def _as_it_is(made: Any) -> Any:
+    return made
+
+
+def _take_skipped(dataset: Any, noted: int) -> tuple[str, ...]:
+    """The files that a dataset has put on its list of those it passed over, beyond what was noted, taken off it."""
+    names = getattr(dataset, "skipped", None) or []
+    taken = tuple(names[noted:])
+    del names[noted:]
+    return taken
+
+
+def _note_skipped(dataset: Any, names: tuple[str, ...]) -> None:
+    """Put files that were passed over, here or in a worker, on the list for whoever reports them."""
+    if names:
+        dataset.skipped.extend(names)
+
+
+def _finished(dataset: Any, pair: Any, device: torch.device) -> Pair:
+    """Inputs and targets on the device; the dataset may have a last touch to give to the inputs there."""
+    inputs, targets = to_device(pair[0], device), to_device(pair[1], device)
+    return (dataset.finish(inputs) if hasattr(dataset, "finish") else inputs), targets
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Every tensor of a batch on a device; from pinned memory the copy runs beside the step."""
     if isinstance(batch, torch.Tensor):
         if device.type == "cuda" and batch.device.type == "cpu":
-            return batch.pin_memory().to(device, non_blocking=True)
+            pinned = batch if batch.is_pinned() else batch.pin_memory()
+            return pinned.to(device, non_blocking=True)
         return batch.to(device)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
@@ -186,6 +254,9 @@ def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
                 ready.put((next(items), None))
         except BaseException as error:  # raised again where the item is taken
             end = error
+        finally:
+            if isinstance(items, Generator):
+                items.close()  # in this thread, which has started what the items come from
         ready.put((None, end))
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)

@@ -1,5 +1,6 @@
 """A run made ready on one rank: where it stands, and what happens between its steps."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import Loader, RankBatch
 from tutti.data.order import SampleOrder
-from tutti.errors import CheckpointError, TrainingError
+from tutti.errors import CheckpointError, DataError, TrainingError
 from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder
 from tutti.records.journal import Journal
@@ -23,6 +24,8 @@ from tutti.train.clock import Clock
 from tutti.train.evaluate import evaluate
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
+
+_NAMES_SHOWN = 3
 
 
 @dataclass
@@ -54,6 +57,9 @@ class Job:
         self._best: float | None = None
         self._is_best = False
         self._saved_step = 0
+        self._skips = any(getattr(data, "skipped", None) is not None for data in (self.loader.dataset, self.valid_data))
+        self._skipped_here: set[str] = set()  # files in this rank's log
+        self._skipped: list[str] = []  # files that any rank has passed over, as of the last count
         self.clock = Clock()
         self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
 
@@ -114,6 +120,8 @@ class Job:
             self.clock.wait_ended(began)
             if batch is None:
                 return
+            if self._skips:
+                self._log_skipped()
             if self._ledger:
                 self._ledger.write({"step": batch.step + 1, "epoch": batch.epoch + 1, "ids": batch.ids.tolist()})
             yield batch
@@ -166,6 +174,7 @@ class Job:
             **self.results,
             samples_per_second=self.samples_per_second,
             seconds=self._epoch_seconds,
+            **self._tell_skipped(),
         )
         self._epoch_loss = [0.0, 0.0]
         self._epoch_seconds, self._epoch_steps = 0.0, 0
@@ -176,6 +185,9 @@ class Job:
         if self.valid_data is None:
             return {}
         means = evaluate(self.learner, self.metrics, self.valid_data, self.config, self.plan, self.group, self.device)
+        if self._skips:
+            self._log_skipped()
+            self._check_some_left(means)
         return {f"valid_{name}": value for name, value in means.items()}
 
     def save(self) -> None:
@@ -187,6 +199,7 @@ class Job:
             totals = self._window.totals(self.group)
             self._check_finite(totals[0])
             self._window.put(totals, self.group.is_first)
+            self._count_skipped()
             try:
                 store.save(
                     self.folder.checkpoints,
@@ -211,6 +224,7 @@ class Job:
         self._epoch_loss = list(progress["epoch_loss"])
         self._best = progress["best"]
         self.results = progress["results"]
+        self._skipped = list(progress.get("skipped", []))
         self.learner.scaler.load_state_dict(progress["scaler"])
 
     def close(self) -> None:
@@ -235,6 +249,7 @@ class Job:
                 "best": self._best,
                 "results": self.results,
                 "scaler": self.learner.scaler.state_dict(),
+                "skipped": self._skipped,
             },
         )
 
@@ -248,6 +263,47 @@ class Job:
         self._is_best = self._best is None or sign * value > sign * self._best
         if self._is_best:
             self._best = value
+
+    # Files that a dataset passes over, where it does so.
+
+    def _log_skipped(self) -> None:
+        """Write the files that this rank has newly passed over into its log."""
+        for data in (self.loader.dataset, self.valid_data):
+            taken = getattr(data, "skipped", None)
+            if not taken:
+                continue
+            new = sorted(set(taken) - self._skipped_here)
+            taken.clear()
+            self._skipped_here.update(new)
+            with contextlib.suppress(OSError), open(self.folder.log(self.group.rank), "a") as log:
+                log.writelines(f"skipped {name}: it cannot be decoded\n" for name in new)
+
+    def _count_skipped(self) -> None:
+        """Bring together what the ranks have passed over; every rank enters."""
+        if self._skips:
+            found = self.group.gather(self._skipped_here.difference(self._skipped))
+            self._skipped = sorted(set(self._skipped).union(*found))
+
+    def _tell_skipped(self) -> dict[str, int]:
+        """Say how many files have been passed over, and give the number for the record; every rank enters."""
+        if not self._skips:
+            return {}
+        self._count_skipped()
+        if self._skipped:
+            names = ", ".join(self._skipped[:_NAMES_SHOWN]) + (", ..." if len(self._skipped) > _NAMES_SHOWN else "")
+            self.journal.say(f"{len(self._skipped):,} image(s) skipped so far, since they cannot be decoded: {names}")
+        return {"skipped_images": len(self._skipped)}
+
+    def _check_some_left(self, means: dict[str, float]) -> None:
+        """Stop when no rank had a validation image to measure; every rank enters with the same means."""
+        if means:
+            return
+        error = DataError(
+            f"none of the {len(self.valid_data):,} validation images can be decoded: expected at least one. "
+            "Their names are in the logs of the ranks; replace them."
+        )
+        error.agreed = True
+        raise error
 
     def _check_finite(self, loss: float) -> None:
         """Stop when the loss is no number, and say where it began; every rank enters with the same value."""

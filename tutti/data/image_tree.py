@@ -1,0 +1,239 @@
+"""ImageNet and its like: a folder of encoded images for each class, decoded and cropped by loader processes."""
+
+import os
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tutti.data.image_crops import Choose, centre_view, crop_view, shift_view, take_picture
+from tutti.errors import ConfigError, DataError, nearest
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, scaled to 0..1
+SPLITS = {"train": ("train",), "valid": ("validation", "val", "valid", "test")}
+AUGMENTS = ("crop", "shift_zoom", "none")
+POLICIES = ("refuse", "skip")
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_MAKE = "Or make generated images to try with: tutti data make images --out"
+
+
+def image_tree(
+    split: str,
+    path: str = "data/imagenet",
+    size: int = 224,
+    augment: str = "crop",
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (0.75, 1.3333),
+    shift: float = 0.33,
+    zoom: float = 0.5,
+    flip: bool = True,
+    centre: float = 0.875,
+    classes: int | None = None,
+    corrupt: str = "refuse",
+) -> "ImageTree":
+    """The images of `train/CLASS/` or `validation/CLASS/`, of all classes or of the first by name."""
+    _check_options(split, size, augment, scale, ratio, shift, zoom, centre, corrupt)
+    if split == "valid" or augment == "none":
+        choose: Choose = partial(centre_view, share=centre)
+    elif augment == "crop":
+        choose = partial(crop_view, scale=(scale[0], scale[1]), ratio=(ratio[0], ratio[1]), flip=flip)
+    else:
+        choose = partial(shift_view, shift=shift, zoom=zoom, flip=flip)
+    root = Path(path)
+    names = class_names(root, classes)
+    return ImageTree(ImageFiles(root, split, names), size, choose, corrupt == "skip", replaces=split == "train")
+
+
+class ImageTree:
+    """Images read one at a time as bytes; they become normalised floats batch by batch, on the device."""
+
+    def __init__(self, files: "ImageFiles", size: int, choose: Choose, skips: bool, replaces: bool) -> None:
+        self._files = files
+        self._size = size
+        self._choose = choose
+        self._replaces = replaces
+        self.input_shape = (3, size, size)
+        self.num_classes = len(files.classes)
+        # Files that were passed over, for whoever takes them off the list; None where such files are refused.
+        self.skipped: list[str] | None = [] if skips else None
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | None:
+        """One image and its class; for one that is passed over the next of its class, or None in validation."""
+        label = self._files.label(index)
+        for other in self._files.rest_of_class(index) if self._replaces else [index]:
+            path = self._files.path(other)
+            try:
+                return self._read(path), label
+            except CorruptImage:
+                if self.skipped is None:
+                    raise
+                self.skipped.append(path)
+        if self._replaces:
+            raise DataError(
+                f"none of the images in {os.path.dirname(self._files.path(index))} can be decoded: expected at least "
+                "one. Replace them, or remove the class."
+            )
+        return None
+
+    def finish(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Bytes as floats with ImageNet's mean and spread taken out."""
+        scale, offset = _normalisation(inputs.device)
+        return (inputs * scale).add_(offset)
+
+    def _read(self, path: str) -> torch.Tensor:
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}. Check that it is there and readable.") from error
+        try:
+            pixels = take_picture(content, self._size, self._choose)
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise almost anything on bytes that are wrong
+            raise CorruptImage(
+                f"{path} cannot be decoded as an image ({_reason(error, content)}). Replace or remove it, or pass over "
+                "such images with data.corrupt=skip."
+            ) from error
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+class CorruptImage(DataError):
+    """A file that can be read but is not the image its name promises."""
+
+
+class ImageFiles:
+    """The image files of a split in the order of their classes and names, in little memory: ImageNet has 1.28 M."""
+
+    def __init__(self, root: Path, split: str, classes: list[str]) -> None:
+        self.classes = classes
+        self._folder = _split_folder(root, split)
+        found = _scan(self._folder, classes, root)
+        counts = [len(found.get(name, ())) for name in classes]
+        self._starts = np.array([0, *accumulate(counts)])  # of each class, and the end
+        # One string and the ends of its parts: a list of strings would be copied into every loader process.
+        names = [os.fsencode(file) for name in classes for file in found.get(name, ())]
+        self._names = b"".join(names)
+        self._ends = np.cumsum([0, *map(len, names)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def label(self, index: int) -> int:
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
+
+    def path(self, index: int) -> str:
+        name = os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+        return os.path.join(self._folder, self.classes[self.label(index)], name)
+
+    def rest_of_class(self, index: int) -> Iterator[int]:
+        """An image, then the others of its class, in order and round to the one before it."""
+        first, end = map(int, self._starts[self.label(index) : self.label(index) + 2])
+        yield from range(index, end)
+        yield from range(first, index)
+
+
+def class_names(root: Path, count: int | None = None) -> list[str]:
+    """The classes of a tree, by the folders in its training split, sorted; the first `count` where that is given."""
+    folder = _split_folder(root, "train")
+    names = _folders(folder)
+    if not names:
+        raise DataError(f"{folder} holds no folders: expected one for each class, with images. {_MAKE} FOLDER.")
+    if count is not None and not 1 <= count <= len(names):
+        raise DataError(
+            f"data.classes={count}, but {folder} holds {len(names)} classes: expected 1 to {len(names)}. "
+            "Leave data.classes out to use all."
+        )
+    return names[:count]
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    for name in SPLITS[split]:
+        if (root / name).is_dir():
+            return root / name
+    expected = " or ".join(f"{name}/" for name in SPLITS[split])
+    raise DataError(
+        f"{root} holds no {expected}: expected a folder for each class in it. Set data.path=FOLDER to the folder that "
+        f"holds train/ and validation/. {_MAKE} {root}."
+    )
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _scan(folder: Path, classes: list[str], root: Path) -> dict[str, list[str]]:
+    """The image files of each class, sorted."""
+    chosen, known = set(classes), set(class_names(root))
+    found: dict[str, list[str]] = {}
+    for name in _folders(folder):
+        if name not in known:
+            raise DataError(
+                f"{folder / name} is a class that {_split_folder(root, 'train')} does not have.{nearest(name, known)} "
+                "Expected the same classes in both: rename it, or take it out."
+            )
+        if name in chosen:
+            with os.scandir(folder / name) as entries:
+                files = [entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES)]
+            found[name] = sorted(file for file in files if not file.startswith("."))
+            if not found[name]:
+                raise DataError(
+                    f"{folder / name} holds no images: expected files that end in {', '.join(_SUFFIXES)}. "
+                    "Fill the folder, or remove it."
+                )
+    if not found:
+        raise DataError(f"{folder} holds none of the classes of the run: expected folders such as {classes[0]}/.")
+    return found
+
+
+def _check_options(
+    split: str,
+    size: int,
+    augment: str,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    shift: float,
+    zoom: float,
+    centre: float,
+    corrupt: str,
+) -> None:
+    for key, given, choices in (
+        ("split", split, SPLITS),
+        ("augment", augment, AUGMENTS),
+        ("corrupt", corrupt, POLICIES),
+    ):
+        if given not in choices:
+            raise ConfigError(f"data.{key}={given!r}: expected one of {', '.join(choices)}.{nearest(given, choices)}")
+    for key, given, fits, expected in (
+        ("size", size, size >= 1, "at least 1 pixel"),
+        ("scale", scale, 0 < scale[0] <= scale[1] <= 1, "two shares of the area, 0 < low <= high <= 1"),
+        ("ratio", ratio, 0 < ratio[0] <= ratio[1], "two ratios of width to height, 0 < low <= high"),
+        ("shift", shift, 0 <= shift < 1, "a share of the height and width from 0 to below 1"),
+        ("zoom", zoom, 0 <= zoom < 1, "a share from 0 to below 1"),
+        ("centre", centre, 0 < centre <= 1, "a share of the shorter side, above 0 and at most 1"),
+    ):
+        if not fits:
+            raise ConfigError(f"data.{key}={given}: expected {expected}.")
+
+
+@cache
+def _normalisation(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What bytes are multiplied by and what is added, for each channel; copied to a device once."""
+    with torch.inference_mode(False):
+        mean, std = (torch.tensor(values, dtype=torch.float64).reshape(3, 1, 1) for values in (MEAN, STD))
+        return (1 / (255 * std)).to(device, torch.float32), (-mean / std).to(device, torch.float32)
+
+
+def _reason(error: Exception, content: bytes) -> str:
+    if not content:
+        return "it is empty"
+    if "cannot identify image" in str(error):  # says nothing but the address of a buffer besides
+        return f"it begins with {content[:4].hex(' ')}"
+    return str(error) or type(error).__name__

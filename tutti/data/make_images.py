@@ -1,0 +1,107 @@
+"""Generated pictures in the layout of ImageNet: what a run needs to be tried out, and to learn something."""
+
+import colorsys
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tutti.errors import DataError
+
+Report = Callable[[str, int, int], None]  # split, pictures so far, pictures in all
+MARK = "made_images.json"  # says that a folder is ours to replace, and with what it was made
+_QUALITY = 90
+_SMALLEST = 16
+
+
+def make_images(
+    out: Path,
+    classes: int = 10,
+    train: int = 32,
+    valid: int = 8,
+    size: int = 256,
+    seed: int = 0,
+    report: Report = lambda *_: None,
+) -> Path:
+    """Write `train` and `valid` pictures of each class as JPEG files; the same from the same seed."""
+    options = {"classes": classes, "train": train, "valid": valid, "size": size, "seed": seed}
+    _check(options)
+    folder = out.resolve()  # a link to a folder elsewhere stays a link
+    _check_free(folder)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for split, (name, samples) in enumerate((("train", train), ("validation", valid))):
+            _write_split(aside / name, split, classes, samples, size, seed, report)
+        (aside / MARK).write_text(json.dumps(options) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}. Choose another folder with --out.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return out
+
+
+def draw_image(label: int, size: int, generator: np.random.Generator) -> np.ndarray:
+    """A picture of one class: a striped disc before a striped ground, each in the class's own way."""
+    high, wide = (int(size * stretch) for stretch in generator.uniform(0.8, 1.25, 2))
+    rows, columns = np.mgrid[0:high, 0:wide].astype(np.float32) / size
+    # Irrational steps round a circle: any number of classes lies apart in hue, direction and width of stripes.
+    hue, slope, pitch = (label * step % 1 for step in (0.6180, 0.7549, 0.5698))
+    angle = np.pi / 2 * slope + generator.normal(0, 0.05)  # a quarter turn: a mirrored picture stays in its class
+    stripes = np.sin(
+        2 * np.pi * (4 + 12 * pitch) * generator.uniform(0.9, 1.1) * (columns * np.cos(angle) + rows * np.sin(angle))
+        + generator.uniform(0, 2 * np.pi)
+    )
+    top, left = generator.uniform(0.3, 0.7, 2)
+    radius = generator.uniform(0.2, 0.4)
+    inside = (np.hypot(rows - top * high / size, columns - left * wide / size) < radius)[..., None]
+    disc, ground = _colour(hue, 0.9, generator), _colour(hue + 0.35, 0.5, generator)
+    light = (0.65 + 0.35 * stripes)[..., None]
+    picture = np.where(inside, disc * light, ground * (1.3 - light)) + generator.normal(0, 0.05, (high, wide, 3))
+    return (picture.clip(0, 1) * 255).astype(np.uint8)
+
+
+def _colour(hue: float, value: float, generator: np.random.Generator) -> np.ndarray:
+    hue, saturation, value = (
+        hue + generator.normal(0, 0.02),
+        generator.uniform(0.6, 0.9),
+        value * generator.uniform(0.8, 1),
+    )
+    return np.array(colorsys.hsv_to_rgb(hue % 1, saturation, value), np.float32)
+
+
+def _write_split(folder: Path, split: int, classes: int, samples: int, size: int, seed: int, report: Report) -> None:
+    for label in range(classes):
+        class_folder = folder / f"class_{label:03d}"
+        class_folder.mkdir(parents=True)
+        for sample in range(samples):
+            generator = np.random.Generator(np.random.PCG64([seed, split, label, sample]))
+            picture = Image.fromarray(draw_image(label, size, generator))
+            picture.save(class_folder / f"{sample:04d}.jpg", quality=_QUALITY)
+            report(folder.name, label * samples + sample + 1, classes * samples)
+
+
+def _check(options: dict[str, int]) -> None:
+    for name, given in options.items():
+        least = {"size": _SMALLEST, "seed": 0}.get(name, 1)
+        if given < least:
+            raise DataError(f"--{name} {given}: expected at least {least}.")
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse to replace what this did not write."""
+    if folder.is_dir():
+        if not any(folder.iterdir()) or (folder / MARK).is_file():
+            return
+        raise DataError(
+            f"{folder} is not empty and was not made by this command: expected a new or an empty folder. "
+            "Choose another with --out, or empty it first."
+        )
+    if folder.exists():
+        raise DataError(f"{folder} is a file: expected a folder. Choose another with --out.")
