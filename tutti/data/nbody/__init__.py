@@ -1,0 +1,1 @@
+"""Boxes of matched N-body and hydrodynamic fields, and random crops of them."""
