@@ -1,0 +1,188 @@
+"""Convolutions of volumes with kernel 4, stride 2 and padding 1, which halve a volume (`down`) or double it (`up`).
+
+Each has several forms that compute the same numbers:
+
+- "convolution": torch's own. A compiled model calls it as an opaque operator, because torch 2.11's compiler takes the
+  gradients of a convolution with channels innermost for another layout than they have.
+- "product": one matrix product with the 4 x 4 x 4 windows of the volume laid out as rows. It moves eight times the
+  data, and still wins where there are few channels, for which convolutions have no good kernels on a GPU.
+- "mixed" (`up` only): a convolution forward, products backward.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+_KERNELS = False
+if torch.cuda.is_available():
+    with contextlib.suppress(ImportError):  # of triton, which comes with torch where it supports the GPU
+        import tutti.models.window_kernels  # noqa: F401 (it makes the operator known)
+
+        _KERNELS = True
+
+Form = Literal["convolution", "product", "mixed"]
+_LAYOUT = torch.channels_last_3d
+_FEW_CHANNELS = 16
+
+
+def down(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form) -> torch.Tensor:
+    """B x C x 2D x 2H x 2W to B x O x D x H x W, with a weight of O x C x 4 x 4 x 4."""
+    volume, weight, bias = _cast(volume, weight, bias)
+    if form == "convolution":
+        return _convolve(volume, weight, bias, doubles=False)
+    rows = _Windows.apply(volume.permute(0, 2, 3, 4, 1))
+    out = torch.addmm(bias, rows.flatten(0, 3).flatten(1), weight.permute(2, 3, 4, 1, 0).flatten(0, 3))
+    return out.view(*rows.shape[:4], -1).permute(0, 4, 1, 2, 3)
+
+
+def up(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form) -> torch.Tensor:
+    """B x C x D x H x W to B x O x 2D x 2H x 2W, with a weight of C x O x 4 x 4 x 4."""
+    volume, weight, bias = _cast(volume, weight, bias)
+    if form == "convolution":
+        return _convolve(volume, weight, bias, doubles=True)
+    return _ByProducts.apply(volume, weight, form == "mixed") + bias.view(-1, 1, 1, 1)
+
+
+def _has_kernels(volume: torch.Tensor) -> bool:
+    """Whether ours are here, which are for volumes of a few channels."""
+    return _KERNELS and volume.is_cuda and volume.shape[1] <= _FEW_CHANNELS
+
+
+def windows(volume: torch.Tensor) -> torch.Tensor:
+    """The 4 x 4 x 4 windows at every second place of a B x 2D x 2H x 2W x C volume: B x D x H x W x 4 x 4 x 4 x C."""
+    padded = F.pad(volume, (0, 0, 1, 1, 1, 1, 1, 1))
+    return padded.unfold(1, 4, 2).unfold(2, 4, 2).unfold(3, 4, 2).permute(0, 1, 2, 3, 5, 6, 7, 4).contiguous()
+
+
+def overlap_add(rows: torch.Tensor) -> torch.Tensor:
+    """The transpose of `windows`: every window added in its place.
+
+    A place of the volume is touched by two windows in each direction, so it gathers eight numbers.
+    """
+    batch, depth, height, width = rows.shape[:4]
+    total = rows.new_zeros(batch, 2 * depth, 2 * height, 2 * width, rows.shape[-1])
+    choices = (_touching(size, rows.device) for size in (depth, height, width))
+    for (cell_d, tap_d, in_d), (cell_h, tap_h, in_h), (cell_w, tap_w, in_w) in product(*choices):
+        d, h = (slice(None), None, None), (slice(None), None)
+        term = rows[:, cell_d[d], cell_h[h], cell_w, tap_d[d], tap_h[h], tap_w]
+        inside = (in_d[d] & in_h[h] & in_w).unsqueeze(-1)
+        total = total + torch.where(inside, term, 0)
+    return total
+
+
+def _touching(size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For every place along one direction, the two windows that touch it: their cell, their tap, and if they exist."""
+    place = torch.arange(2 * size, device=device)
+    for first in (0, 2):
+        tap = (place + 1) % 2 + first
+        cell = (place + 1 - tap) // 2
+        yield cell.clamp(0, size - 1), tap, (cell >= 0) & (cell < size)
+
+
+class _Windows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, volume: torch.Tensor) -> torch.Tensor:
+        return windows(volume)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return overlap_add(grads[0])
+
+
+class _ByProducts(torch.autograd.Function):
+    """`up` without its bias: forward a convolution or a product, backward products."""
+
+    @staticmethod
+    def forward(ctx: Any, volume: torch.Tensor, weight: torch.Tensor, convolves: bool) -> torch.Tensor:
+        ctx.save_for_backward(volume, weight)
+        if convolves:
+            return _plain(volume, weight, doubles=True)
+        inner = volume.permute(0, 2, 3, 4, 1)
+        rows = inner.reshape(-1, inner.shape[-1]) @ weight.permute(0, 2, 3, 4, 1).flatten(1)
+        return overlap_add(rows.view(*inner.shape[:4], 4, 4, 4, -1)).permute(0, 4, 1, 2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        volume, weight = ctx.saved_tensors
+        inner, laid_out = volume.permute(0, 2, 3, 4, 1), weight.permute(0, 2, 3, 4, 1)
+        if _has_kernels(grads[0]):
+            laid_out = weight
+            rows = torch.ops.tutti.windows_first(grads[0].contiguous())
+        else:
+            rows = windows(grads[0].permute(0, 2, 3, 4, 1)).view(-1, weight[0].numel())
+        grad_volume = (rows @ laid_out.flatten(1).t()).view(inner.shape).permute(0, 4, 1, 2, 3)
+        grad_weight = (inner.reshape(-1, len(weight)).t() @ rows).view(laid_out.shape)
+        if laid_out is not weight:
+            grad_weight = grad_weight.permute(0, 4, 1, 2, 3)
+        return grad_volume, grad_weight, None
+
+
+def _convolve(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, doubles: bool) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.tutti.strided_convolution(volume, weight, doubles) + bias.view(-1, 1, 1, 1)
+    convolution = F.conv_transpose3d if doubles else F.conv3d
+    return convolution(volume, weight, bias, stride=2, padding=1)
+
+
+def _plain(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.tutti.strided_convolution(volume, weight, doubles)
+    return strided_convolution(volume, weight, doubles)
+
+
+@torch.library.custom_op("tutti::strided_convolution", mutates_args=())
+def strided_convolution(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+    """torch's convolution, with channels innermost, as one operator that a compiler does not look into."""
+    out = torch.ops.aten.convolution(volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1)
+    return out.contiguous(memory_format=_LAYOUT)
+
+
+@strided_convolution.register_fake
+def _(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+    sizes = [2 * size if doubles else size // 2 for size in volume.shape[2:]]
+    channels = weight.shape[1] if doubles else weight.shape[0]
+    return volume.new_empty((len(volume), channels, *sizes)).contiguous(memory_format=_LAYOUT)
+
+
+@torch.library.custom_op("tutti::strided_convolution_backward", mutates_args=())
+def strided_convolution_backward(
+    grad: torch.Tensor, volume: torch.Tensor, weight: torch.Tensor, doubles: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of volume and weight, with channels innermost."""
+    grad = grad.contiguous(memory_format=_LAYOUT)
+    grad_volume, grad_weight, _ = torch.ops.aten.convolution_backward(
+        grad, volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1, [True, True, False]
+    )
+    return grad_volume.contiguous(memory_format=_LAYOUT), grad_weight.contiguous(memory_format=_LAYOUT)
+
+
+@strided_convolution_backward.register_fake
+def _(
+    grad: torch.Tensor, volume: torch.Tensor, weight: torch.Tensor, doubles: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(volume, memory_format=_LAYOUT), torch.empty_like(weight, memory_format=_LAYOUT)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.doubles = inputs[2]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    return *torch.ops.tutti.strided_convolution_backward(grad, *ctx.saved_tensors, ctx.doubles), None
+
+
+strided_convolution.register_autograd(_backward, setup_context=_save)
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In the precision of autocast, where it is on: it does not know our operators."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(tensor.to(dtype) for tensor in tensors)
