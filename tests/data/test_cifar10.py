@@ -366,7 +366,8 @@ def test_nothing_at_the_path_is_refused_with_all_that_is_accepted(tmp_path: Path
     assert message.startswith((f"CIFAR-10 is not at {path}. Expected ", f"{path} holds no CIFAR-10. Expected "))
     for accepted in ("data_batch_1.bin ... test_batch.bin", "data_batch_1 ... test_batch", "train/CLASS", ".tar.xz"):
         assert accepted in message
-    assert message.endswith("Set data.path=FOLDER_OR_ARCHIVE, or TUTTI_DATA to the folder that holds cifar10/.")
+    assert "Set data.path=FOLDER_OR_ARCHIVE, or TUTTI_DATA to the folder that holds cifar10/" in message
+    assert message.endswith("or fetch it with: tutti data get cifar10.")
 
 
 def test_two_archives_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tutti.data.draws import Draws
 
 Fill = Literal["zero", "edge", "reflect"]
 Flip = bool | Literal["alternate"]
-_PADDING = {"zero": "constant", "edge": "replicate", "reflect": "reflect"}
+_PADDING = {"zero": "constant", "edge": "edge", "reflect": "reflect"}
 
 
 class MovedImages:
@@ -66,9 +66,8 @@ class MovedImages:
 
 
 def _pad(images: torch.Tensor, pixels: int, fill: Fill) -> torch.Tensor:
+    """Images with a margin, made on the CPU, where bytes need not become floats for it."""
     if not pixels:
         return images
-    if fill == "zero":
-        return torch.nn.functional.pad(images, [pixels] * 4)
-    floats = images if images.is_floating_point() else images.float()  # padding by copies is not there for bytes
-    return torch.nn.functional.pad(floats, [pixels] * 4, mode=_PADDING[fill]).to(images.dtype)
+    margins = ((0, 0), (0, 0), (pixels, pixels), (pixels, pixels))
+    return torch.from_numpy(np.pad(images.cpu().numpy(), margins, mode=_PADDING[fill])).to(images.device)  # pyright: ignore

@@ -36,7 +36,8 @@ _AGAIN = "Fetch or copy it again."
 _EXPECTED = (
     "Expected data_batch_1.bin ... test_batch.bin (the binary version), data_batch_1 ... test_batch (the Python "
     "version), folders train/CLASS and test/CLASS of .jpg or .png files, or one archive of these "
-    f"({', '.join(ARCHIVES)}). Set data.path=FOLDER_OR_ARCHIVE, or TUTTI_DATA to the folder that holds cifar10/."
+    f"({', '.join(ARCHIVES)}). Set data.path=FOLDER_OR_ARCHIVE, or TUTTI_DATA to the folder "
+    "that holds cifar10/, or fetch it with: tutti data get cifar10."
 )
 
 Files = dict[str, Path | bytes | None]  # name below the root -> where the file is, or its content; None: a folder

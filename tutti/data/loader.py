@@ -32,6 +32,16 @@ class RankBatch:
     ids: np.ndarray
     micro_batches: list[Pair]
     skipped: tuple[str, ...] = ()  # files that the dataset passed over
+    made: torch.Event | None = None  # where it was made on a stream of its own
+
+    def arrive(self) -> None:
+        """Have what follows on the GPU wait until the batch is there."""
+        if self.made is None:
+            return
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.made)
+        for tensor in _tensors(self.micro_batches):
+            tensor.record_stream(stream)  # its memory is free when this stream is done with it
 
 
 class Loader:
@@ -56,17 +66,38 @@ class Loader:
         asked, kept = itertools.tee(shares)
 
         def batches() -> Iterator[RankBatch]:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # each thread has a device of its own choice
+            stream = self._own_stream()
             for step, (epoch, ids), made in zip(numbers, kept, self._source(asked), strict=True):
                 inputs, targets = _finished(self.dataset, made.pair, self._device)
                 size = self._plan.micro_batch
                 micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
-                yield RankBatch(step, epoch, ids, micro_batches, made.skipped)
+                event = stream.record_event() if stream else None
+                yield RankBatch(step, epoch, ids, micro_batches, made.skipped, event)
 
         for batch in prefetched(batches(), self._prefetch):
+            batch.arrive()
             _note_skipped(self.dataset, batch.skipped)  # when it is taken: what is made ahead may never be used
             yield batch
+
+    def _own_stream(self) -> torch.cuda.Stream | None:
+        """In the thread that makes batches ahead on a GPU, a stream on which copies and crops run beside the step."""
+        if self._device.type != "cuda":
+            return None
+        torch.cuda.set_device(self._device)  # each thread has a device of its own choice
+        if not self._prefetch:
+            return None
+        stream = torch.cuda.Stream(self._device)
+        torch.cuda.set_stream(stream)
+        return stream
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict | tuple | list):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(value)
 
 
 def evaluation_batches(

@@ -96,7 +96,7 @@ def make_nbody(
     cell = CELL if cell is None else cell
     check_values(box, cell, seed, memory_gib)
     if out.exists() and not overwrite:
-        raise DataError(f"{out} exists already. Remove it, ask to overwrite it, or choose another name.")
+        raise DataError(f"{out} exists already. Remove it, overwrite it (--overwrite), or choose another name.")
     place = find_device(device)
     make_folder(out.parent)
     memory, work_bytes = share_memory(box, memory_gib, place)
@@ -107,8 +107,8 @@ def make_nbody(
         with h5py.File(whole, "w", libver=("v110", "latest")) as file:
             write_box(file, Box(space, cell, seed, report))
         draw_slices(whole, picture)
-        os.replace(picture, out.with_suffix(".png"))
         os.replace(whole, out)
+        os.replace(picture, out.with_suffix(".png"))
     return out
 
 

@@ -1,0 +1,120 @@
+"""Crops of simulation boxes as a dataset: inputs from the N-body fields, targets from the hydro fields."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tutti.data.draws import Draws
+from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
+from tutti.data.nbody.make import make_nbody
+from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, Source, read_disk, read_memory
+from tutti.data.nbody.symmetry import IDENTITY
+
+_SYMMETRIES = 48
+_VALIDATION_SEED = 2106_12662  # validation crops are the same in every run
+_SHARE = 0.4  # of free memory that a box may take, so that a model and its batches fit beside it
+
+
+class NbodyCrops:
+    """Random crops of a box, turned by random symmetries of the cube; those of validation are fixed and not turned."""
+
+    num_classes = None
+
+    def __init__(
+        self, source: Source, side: int, crop: int, samples: int, symmetries: bool, vectors: bool, note: str
+    ) -> None:
+        self._source, self._side, self._crop, self._samples = source, side, crop, samples
+        self._symmetries, self._vectors = symmetries, vectors
+        self.note = note  # where the crops come from, and why
+        self.input_shape = (CHANNELS["Nbody"], crop, crop, crop)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
+        places = draws or Draws(_VALIDATION_SEED, 0, ids)
+        corners = torch.stack([places.integers(0, self._side - self._crop) for _ in range(3)], 1)
+        symmetries = torch.full_like(ids, IDENTITY)
+        if draws is not None and self._symmetries:
+            symmetries = draws.integers(0, _SYMMETRIES - 1)
+        return self._source.crops(Choices(corners.numpy(), symmetries.numpy(), self._vectors))
+
+
+def nbody(
+    split: str,
+    train: str = "data/nbody/train.h5",
+    valid: str = "data/nbody/valid.h5",
+    source: str = "auto",
+    crop: int = 64,
+    train_samples: int = 65536,
+    valid_samples: int = 8192,
+    symmetries: bool = True,
+    vectors: bool = True,
+    box: int = 128,
+    make: bool = False,
+    device: torch.device | None = None,
+    local_ranks: int = 1,
+) -> NbodyCrops:
+    """The crops of the training box or of the validation box; `box` and `make` are for data that is not there."""
+    device = device or torch.device("cpu")
+    is_train = split == "train"
+    samples = train_samples if is_train else valid_samples
+    if source == "synthetic":
+        opened, side, note = _random_fields(max(box, crop), seed=1 if is_train else 2), max(box, crop), "random numbers"
+        made: Source = HostSource(read_memory(opened), crop, device, torch.get_num_threads())
+    else:
+        file = open_box(Path(train if is_train else valid), crop)
+        kind, why = choose_source(source, file, device, local_ranks)
+        side, note = file.side, f"{file.path} ({file.side}^3), source {kind}: {why}"
+        made = _open_source(kind, file, crop, device)
+    return NbodyCrops(made, side, crop, samples, symmetries and is_train, vectors, note)
+
+
+def make_missing(train: str, valid: str, box: int) -> None:
+    """Make the boxes that are not there, from different seeds."""
+    for seed, path in enumerate((Path(train), Path(valid)), start=1):
+        if not path.exists():
+            print(f"{path} is not there: making a box of {box}^3 cells", flush=True)
+            make_nbody(path, box=box, seed=seed)
+
+
+def choose_source(wish: str, file: BoxFile, device: torch.device, local_ranks: int) -> tuple[str, str]:
+    """Where the box is kept, and why: on the GPU if it fits, else in memory if it fits, else on disk."""
+    if wish != "auto":
+        return wish, "as the recipe says"
+    size = file.bytes / 2**30
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] / 2**30
+        if size <= _SHARE * free:
+            return "device", f"{size:.1f} GiB fit on the GPU, which has {free:.1f} GiB free"
+    free = _free_memory_gib() / local_ranks
+    if size <= _SHARE * free:
+        return "memory", f"{size:.1f} GiB fit in memory, of which each rank has {free:.1f} GiB free"
+    return "disk", f"{size:.1f} GiB are too much for the {free:.1f} GiB of free memory of each rank"
+
+
+def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device) -> Source:
+    threads = torch.get_num_threads()
+    if kind == "disk":
+        return HostSource(read_disk(file), crop, device, threads)
+    fields = ((name, read_field(file, name)) for name in CHANNELS)
+    if kind == "device":
+        return DeviceSource(fields, crop, device, compiled=device.type == "cuda")
+    return HostSource(read_memory(dict(fields)), crop, device, threads)
+
+
+def _random_fields(side: int, seed: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    shapes = {name: (channels, side, side, side) for name, channels in CHANNELS.items()}
+    return {name: generator.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _free_memory_gib() -> float:
+    """What the system could give to new processes."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**31  # half of all

@@ -1,0 +1,333 @@
+"""Sources of crops: a box in memory, on disk or on a GPU, each giving the same numbers for the same choices."""
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+import torch
+
+from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, check_finite, reading
+from tutti.data.nbody.symmetry import AXES, FLIPS, channel_sources, transformed
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Where each crop of a batch begins, and how it is turned."""
+
+    corners: np.ndarray  # samples x 3
+    symmetries: np.ndarray  # samples
+    vectors: bool = True
+
+    def __len__(self) -> int:
+        return len(self.symmetries)
+
+
+class Source(Protocol):
+    """Gives the crops of a batch: inputs and targets, samples x channels x crop^3."""
+
+    def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+Read = Callable[[str, np.ndarray, np.ndarray], None]  # field, corner, where to put the crop with all its channels
+
+
+class HostSource:
+    """Crops cut on the CPU, by as many threads as the rank may use, into a tensor for the whole batch.
+
+    For a GPU the tensor is one of a few pinned ones, taken in turn, from which the copy runs beside the step.
+    """
+
+    def __init__(self, read: Read, crop: int, device: torch.device, threads: int) -> None:
+        self._read, self._crop, self._device = read, crop, device
+        self._pool = ThreadPoolExecutor(threads, "crops") if threads > 1 else None
+        self._threads = threads
+        self._local = threading.local()
+        self._memory = _Memory()
+        self._pinned: list[_Pinned] = []
+        self._turn = 0
+
+    def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._device.type != "cuda":
+            inputs, targets = (self._memory.take(self._shape(name, len(choices))) for name in CHANNELS)
+            self._fill(choices, inputs, targets)
+            return inputs, targets
+        slot = self._next_slot(len(choices))
+        slot.wait()
+        self._fill(choices, *slot.tensors)
+        return slot.send(self._device)
+
+    def _shape(self, name: str, samples: int) -> tuple[int, ...]:
+        return samples, CHANNELS[name], *[self._crop] * 3
+
+    def _next_slot(self, samples: int) -> "_Pinned":
+        if not self._pinned or len(self._pinned[0].tensors[0]) != samples:
+            shapes = [self._shape(name, samples) for name in CHANNELS]
+            pairs = ([torch.empty(shape, pin_memory=True) for shape in shapes] for _ in range(2))
+            self._pinned = [_Pinned(tensors) for tensors in pairs]
+        self._turn = 1 - self._turn
+        return self._pinned[self._turn]
+
+    def _fill(self, choices: Choices, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        arrays = {"Nbody": inputs.numpy(), "Hydro": targets.numpy()}
+
+        def cut(place: tuple[int, str]) -> None:
+            sample, name = place
+            self._cut(name, choices, sample, arrays[name][sample])
+
+        places = list(product(range(len(choices)), arrays))
+        list(self._pool.map(cut, places) if self._pool is not None else map(cut, places))
+
+    def _cut(self, name: str, choices: Choices, sample: int, out: np.ndarray) -> None:
+        """One crop of a field: read into a block that stays in the cache, and turned from there."""
+        symmetry = int(choices.symmetries[sample])
+        block = self._block()[: len(out)]
+        self._read(name, choices.corners[sample], block)
+        turned = transformed(block, symmetry)
+        for channel, (source, sign) in enumerate(channel_sources(SCALARS[name], symmetry, choices.vectors)):
+            (np.copyto if sign > 0 else _negate)(out[channel], turned[source])
+
+    def _block(self) -> np.ndarray:
+        """Cubes for this thread; rows and planes that are powers of two apart would fall on each other in a cache."""
+        if not hasattr(self._local, "block"):
+            side, channels = self._crop, max(CHANNELS.values())
+            self._local.block = np.empty((channels, side, side + 2, side + 8), np.float32)[:, :, :side, :side]
+        return self._local.block
+
+
+def _negate(out: np.ndarray, values: np.ndarray) -> None:
+    np.negative(values, out=out)
+
+
+class _Memory:
+    """Tensors whose memory is taken again when nobody holds them any more.
+
+    The system gives large tensors fresh pages, one by one, which takes longer than to cut a crop out of memory.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, ...], list[np.ndarray]] = {}
+
+    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        free = self._free.setdefault(shape, [])
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = _large_pages(shape)
+        held = memory.view()  # by the tensor and all its views: the last of them lets it go
+        weakref.finalize(held, free.append, memory).atexit = False
+        return torch.from_numpy(held)
+
+
+def _large_pages(shape: tuple[int, ...]) -> np.ndarray:
+    """Memory as torch aligns it, from NumPy, which asks the system for large pages."""
+    size = math.prod(shape)
+    memory = np.empty(size + 16, np.float32)
+    begin = -memory.ctypes.data % 64 // 4
+    return memory[begin : begin + size].reshape(shape)
+
+
+class _Pinned:
+    """Tensors that a GPU can read by itself, and when it has."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._sent: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Until the last copy from here is done."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in self.tensors)
+        self._sent = torch.cuda.Event()
+        self._sent.record()
+        return inputs, targets
+
+
+def read_memory(fields: dict[str, np.ndarray]) -> Read:
+    """Crops out of whole fields in memory."""
+
+    def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, fields[name][_window(corner, out.shape[1])])
+
+    return read
+
+
+def read_disk(box: BoxFile) -> Read:
+    """Crops out of a file: straight from its pages where numbers lie there as they are, else through the library."""
+    with h5py.File(box.path, "r") as file:
+        maps = {name: _map_pieces(file, name) for name in CHANNELS}
+    library = _library(box) if None in maps.values() else None
+
+    def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
+        pieces = maps[name]
+        if pieces is not None:
+            pieces.read(corner, out)
+        elif library is not None:
+            library(name, corner, out)
+        if not np.isfinite(out).all():
+            for channel, values in enumerate(out):
+                check_finite(values, box.path, name, channel, tuple(int(start) for start in corner))
+
+    return read
+
+
+class _Pieces:
+    """The chunks of a dataset as they lie in its file, mapped into memory.
+
+    Chunks that lie evenly are copied together: threads wait for each other between copies, not while they copy.
+    """
+
+    def __init__(self, content: mmap.mmap, offsets: np.ndarray, chunk: tuple[int, ...]) -> None:
+        self._content, self._offsets, self._chunk = content, offsets, chunk
+        gaps = [np.diff(offsets, axis=axis) for axis in (1, 2, 3)]
+        steps = [int(np.median(gap)) if gap.size else 0 for gap in gaps]
+        self._uneven = [gap != step for gap, step in zip(gaps, steps, strict=True)]
+        self._strides = *steps, *(4 * math.prod(chunk[axis:]) for axis in (1, 2, 3)), 4
+
+    def read(self, corner: np.ndarray, out: np.ndarray) -> None:
+        """A crop with all its channels."""
+        channels, *sizes = self._chunk
+        ranges = [(int(start), out.shape[1], size) for start, size in zip(corner, sizes, strict=True)]
+        together = self._even(
+            [slice(start // size, (start + length - 1) // size + 1) for start, length, size in ranges]
+        )
+        spans = [_spans(*along, together) for along in ranges]
+        for layer, offsets in enumerate(self._offsets):
+            into = out[layer * channels : (layer + 1) * channels]
+            for (i, num_i, from_i, to_i), (j, num_j, from_j, to_j), (k, num_k, from_k, to_k) in product(*spans):
+                shape = num_i, num_j, num_k, *self._chunk
+                pieces = np.ndarray(shape, np.float32, self._content, offsets[i, j, k], self._strides)
+                pieces = pieces[:, :, :, : len(into), from_i, from_j, from_k].transpose(3, 0, 4, 1, 5, 2, 6)
+                into[:, to_i, to_j, to_k].reshape(pieces.shape)[...] = pieces  # to split axes never copies
+
+    def _even(self, chunks: list[slice]) -> bool:
+        """Whether the same steps lead from chunk to chunk everywhere in a part of the dataset."""
+        for axis, uneven in enumerate(self._uneven):
+            inner = [slice(c.start, c.stop - 1) if place == axis else c for place, c in enumerate(chunks)]
+            if uneven[:, *inner].any():
+                return False
+        return True
+
+
+def _spans(start: int, length: int, size: int, together: bool) -> list[tuple[int, int, slice, slice]]:
+    """The chunks that a range meets: which, how many of the kind, what of each is taken, and where that goes."""
+    found, place, end = [], start, start + length
+    while place < end:
+        number, low = divmod(place, size)
+        high = min(size, low + end - place)
+        count = max(1, (end - place) // size) if together and low == 0 else 1
+        stop = place + count * (high - low)
+        found.append((number, count, slice(low, high), slice(place - start, stop - start)))
+        place = stop
+    return found
+
+
+def _map_pieces(file: h5py.File, name: str) -> _Pieces | None:
+    """The chunks of a dataset, or nothing where they are filtered, missing or of another kind of number."""
+    field: Any = file[name]
+    plain = field.dtype == np.float32 and not field.id.get_create_plist().get_nfilters()
+    if not plain or field.is_virtual or field.external:
+        return None
+    if field.chunks is None:
+        chunk, offsets = field.shape, np.full((1, 1, 1, 1), -1, np.int64)
+        if (begin := field.id.get_offset()) is None:
+            return None
+        offsets[0, 0, 0, 0] = begin
+    else:
+        chunk = field.chunks
+        counts = tuple(-(-size // step) for size, step in zip(field.shape, chunk, strict=True))
+        offsets = np.full(counts, -1, np.int64)
+
+        def note(info: Any) -> None:
+            place = tuple(start // step for start, step in zip(info.chunk_offset, chunk, strict=True))
+            offsets[place] = info.byte_offset
+
+        field.id.chunk_iter(note)  # to ask for one chunk after the other takes time with the square of their number
+    if (offsets < 0).any():
+        return None
+    with open(file.filename, "rb") as raw:
+        content = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+    if offsets.max() + int(np.prod(chunk)) * field.dtype.itemsize > len(content):
+        return None
+    return _Pieces(content, offsets, chunk)
+
+
+def _library(box: BoxFile) -> Read:
+    """Reading through HDF5's library, which lets one thread in at a time."""
+    lock = threading.Lock()
+    file: Any = h5py.File(box.path, "r")
+
+    def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
+        with lock, reading(box.path, name):
+            np.copyto(out, file[name][_window(corner, out.shape[1])])
+
+    return read
+
+
+def _window(corner: np.ndarray, size: int) -> tuple[slice, ...]:
+    """Where a crop lies in a field, with all its channels."""
+    return slice(None), *(slice(int(start), int(start) + size) for start in corner)
+
+
+class DeviceSource:
+    """The whole box on the device: crops are gathered and turned there, with nothing but choices sent to it.
+
+    A symmetry turns the way through the box: a crop is read from a first cell with one signed stride for each axis.
+    """
+
+    def __init__(
+        self, fields: Iterator[tuple[str, np.ndarray]], crop: int, device: torch.device, compiled: bool
+    ) -> None:
+        self._fields = {name: torch.from_numpy(field).to(device) for name, field in fields}
+        self._crop, self._device = crop, device
+        self._gather = torch.compile(gather, dynamic=False) if compiled else gather
+
+    def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+        side = self._fields["Nbody"].shape[1]
+        ways = torch.from_numpy(_ways(choices, self._crop, side))
+        turns = torch.from_numpy(np.stack([_turns(name, choices) for name in CHANNELS]))
+        if self._device.type == "cuda":
+            ways, turns = (t.pin_memory().to(self._device, non_blocking=True) for t in (ways, turns))
+        inputs, targets = (
+            self._gather(field, ways, turns[place, :, :, : CHANNELS[name]], self._crop)
+            for place, (name, field) in enumerate(self._fields.items())
+        )
+        return inputs, targets
+
+
+def gather(field: torch.Tensor, ways: torch.Tensor, turns: torch.Tensor, crop: int) -> torch.Tensor:
+    """Crops of a field, samples x channels x crop^3 with the channels innermost in memory."""
+    steps = torch.arange(crop, device=field.device)
+    first, along = ways[:, 0].view(-1, 1, 1, 1), ways[:, 1:].reshape(-1, 3, 1, 1, 1)
+    cells = first + along[:, 0] * steps.view(-1, 1, 1) + along[:, 1] * steps.view(-1, 1) + along[:, 2] * steps
+    spread = (len(ways), 1, 1, 1, -1)
+    index = cells.unsqueeze(-1) + turns[0].view(spread) * field[0].numel()
+    return (field.view(-1)[index] * turns[1].view(spread)).permute(0, 4, 1, 2, 3)
+
+
+def _ways(choices: Choices, crop: int, side: int) -> np.ndarray:
+    """For each sample the first cell and the steps along the three axes, in cells of the flat field."""
+    strides = np.array([side * side, side, 1])
+    axes, flips = AXES[choices.symmetries], FLIPS[choices.symmetries]
+    along = strides[axes]
+    first = choices.corners @ strides + (along * (crop - 1) * flips).sum(1)
+    return np.concatenate([first[:, None], np.where(flips, -along, along)], axis=1)
+
+
+def _turns(name: str, choices: Choices) -> np.ndarray:
+    """For each sample the source channels and their signs, as 2 x samples x 5 (the last of Nbody is not used)."""
+    found = np.zeros((2, len(choices), max(CHANNELS.values())), np.int64)
+    for sample, symmetry in enumerate(choices.symmetries):
+        for channel, pair in enumerate(channel_sources(SCALARS[name], int(symmetry), choices.vectors)):
+            found[:, sample, channel] = pair
+    return found
