@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parent.parent
 # Real data, where a machine has it.
 DATA = [Path(os.environ.get("TUTTI_DATA", REPOSITORY / "data")), REPOSITORY.parent / "shared" / "data"]
 DEADLINE_SECONDS = 240
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
 
 
 @dataclass(frozen=True)

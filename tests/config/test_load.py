@@ -8,9 +8,15 @@ import pydantic
 import pytest
 
 from tutti.config.load import Resolved, load, resolve, resolve_values
+from tutti.config.recipes import built_in
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 from tutti.records.folder import RunFolder, write_config
+
+MODELS = (
+    "mlp, small_cnn, mnist_torch, mnist_keras, cnn, alexnet_small, cifar_fast, resnet_small, resnet18, resnet34, "
+    "resnet50, unet3d"
+)
 
 RUNS = """\
 base:
@@ -301,13 +307,12 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ),
         (
             "model.name=mpl",
-            "model.name='mpl' (command line): expected one of mlp, small_cnn, mnist_torch, mnist_keras, "
-            "or module:object. Did you mean 'mlp'?",
+            f"model.name='mpl' (command line): expected one of {MODELS}, or module:object. Did you mean 'mlp'?",
         ),
         (
             "data.name=digit",
-            "data.name='digit' (command line): expected one of digits, synthetic, mnist, or module:object. "
-            "Did you mean 'digits'?",
+            "data.name='digit' (command line): expected one of digits, synthetic, mnist, cifar10, images, nbody, "
+            "or module:object. Did you mean 'digits'?",
         ),
         (
             "optim.name=adamm",
@@ -350,8 +355,7 @@ def test_an_unknown_key_at_the_top_names_its_file_and_the_nearest_key(tmp_path: 
 
 def test_every_wrong_key_is_told_at_once(runs: str) -> None:
     assert refusal(runs, "epochs=0", "seed=-1", "model.name=mpl").splitlines() == [
-        "model.name='mpl' (command line): expected one of mlp, small_cnn, mnist_torch, mnist_keras, or module:object. "
-        "Did you mean 'mlp'?",
+        f"model.name='mpl' (command line): expected one of {MODELS}, or module:object. Did you mean 'mlp'?",
         "epochs=0 (command line): expected greater than 0.",
         "seed=-1 (command line): expected greater than or equal to 0.",
     ]
@@ -384,7 +388,7 @@ def test_a_date_that_does_not_exist_is_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("digit", "unknown recipe 'digit': expected one of digits, digits/mlp, hello, mnist, mnist/keras, "),
+        ("digit", f"unknown recipe 'digit': expected one of {', '.join(name for name, _ in built_in())}, or the path "),
         ("mnist/lage_batch", "recipe mnist.yaml: there is no run 'lage_batch': expected one of base, keras, "),
     ],
 )

@@ -12,6 +12,7 @@ from tutti.config.recipes import BUILT_IN, built_in, expand, find, parse_yaml
 from tutti.errors import ConfigError
 
 NAMES = [name for name, _ in built_in()]
+SAMPLES = {"cifar10": 50_000, "images": 1_281_167}  # of the real data, where a recipe's files say how many there are
 
 
 def test_every_run_of_every_built_in_file_is_listed_with_a_line_of_its_own() -> None:
@@ -21,7 +22,7 @@ def test_every_run_of_every_built_in_file_is_listed_with_a_line_of_its_own() -> 
         for run in yaml.safe_load(path.read_text())
     ]
     assert runs == NAMES
-    assert {"digits", "hello", "mnist"} <= set(NAMES)
+    assert {"digits", "hello", "mnist", "cifar10/fast", "imagenet/resnet50", "nbody"} <= set(NAMES)
     summaries = [summary for _, summary in built_in()]
     assert all(summaries) and len(set(summaries)) == len(summaries)
 
@@ -31,8 +32,7 @@ def test_every_built_in_recipe_resolves_and_splits_over_ranks(name: str) -> None
     resolved = resolve(name)
     assert resolved.config.recipe == name
     for ranks in (1, 2, 4):
-        samples = resolved.config.data.train_samples()
-        assert samples is not None
+        samples = resolved.config.data.train_samples() or SAMPLES[resolved.config.data.name]
         assert make_plan(resolved.config, ranks, samples).total_steps > 0
 
 
@@ -42,14 +42,24 @@ def test_no_built_in_recipe_names_ranks_or_a_machine(name: str) -> None:
     assert (config.runtime.device, config.runtime.threads, config.out) == ("auto", None, "runs")
 
 
-@pytest.mark.parametrize(("value", "path"), [(None, "data/mnist"), ("/big disk", "/big disk/mnist")])
-def test_the_place_of_mnist_comes_from_the_environment(
-    value: str | None, path: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("recipe", "option", "place"),
+    [
+        ("mnist", "path", "mnist"),
+        ("cifar10/cnn", "path", "cifar10"),
+        ("cifar10/fast", "path", "cifar10"),
+        ("imagenet/resnet50", "path", "imagenet"),
+        ("nbody", "train", "nbody/train.h5"),
+        ("nbody", "valid", "nbody/valid.h5"),
+    ],
+)
+def test_the_place_of_data_comes_from_the_environment(
+    recipe: str, option: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TUTTI_DATA", raising=False)
-    if value:
-        monkeypatch.setenv("TUTTI_DATA", value)
-    assert resolve("mnist").config.data.options()["path"] == path
+    assert resolve(recipe).config.data.options()[option] == f"data/{place}"
+    monkeypatch.setenv("TUTTI_DATA", "/big disk")
+    assert resolve(recipe).config.data.options()[option] == f"/big disk/{place}"
 
 
 @pytest.mark.parametrize(
@@ -111,3 +121,24 @@ def test_numbers_in_yaml_are_those_that_people_write(text: str, value: object) -
 
 def test_text_without_variables_is_left_as_it_is() -> None:
     assert expand("$HOME {HOME} $ {} ${} 100%", "here") == "$HOME {HOME} $ {} ${} 100%"
+
+
+def test_the_named_runs_of_nbody_have_the_batches_and_epochs_of_the_paper() -> None:
+    runs = {
+        "nbody": (64, 10, 65_536),
+        "nbody/short": (64, 4, 4_096),
+        "nbody/short_opt": (64, 4, 4_096),
+        "nbody/bs64_opt": (64, 10, 65_536),
+        "nbody/bs256_opt": (256, 20, 65_536),
+        "nbody/bs512_test": (512, 10, 65_536),
+        "nbody/bs512_opt": (512, 40, 65_536),
+        "nbody/bs2048_opt": (2048, 160, 65_536),
+        "nbody/bs8192_opt": (8192, 320, 65_536),
+    }
+    assert set(runs) == {name for name in NAMES if name.startswith("nbody")}
+    for name, expected in runs.items():
+        config = resolve(name).config
+        assert (config.batch.global_batch, config.epochs, config.data.train_samples()) == expected, name
+        assert (config.optim.lr, config.schedule.decay, config.batch.base) == (2e-4, "cosine", 64)
+        warmup = 128 if config.batch.global_batch != 64 else 0
+        assert config.schedule.warmup_steps == warmup, name

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Switch
 from tutti.errors import ConfigError, TuttiError, nearest
@@ -67,6 +67,79 @@ class MnistKeras(Part):
     name: Literal["mnist_keras"] = "mnist_keras"
 
 
+class Cnn(Part):
+    """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
+
+    target = "tutti.models.cifar:Cnn"
+    name: Literal["cnn"] = "cnn"
+    width: Count = 16
+    dropout: Fraction = 0.1
+
+
+class AlexnetSmall(Part):
+    """AlexNet's five convolutions and three dense layers, for small images."""
+
+    target = "tutti.models.cifar:AlexnetSmall"
+    name: Literal["alexnet_small"] = "alexnet_small"
+    dropout: Fraction = 0.5
+    dense: Count = 4096
+
+
+class CifarFast(Part):
+    """A small network that learns CIFAR-10 in seconds on a GPU: whitened patches, six convolutions."""
+
+    target = "tutti.models.cifar_fast:CifarFast"
+    name: Literal["cifar_fast"] = "cifar_fast"
+    widths: tuple[Count, Count, Count] = (64, 256, 256)
+    views: Literal[1, 2, 6] = 6  # of each image in validation: as it is, mirrored, and moved by a pixel
+
+
+class ResNetSmall(Part):
+    """The tutorial's 26-layer residual network for small images."""
+
+    target = "tutti.models.resnet:ResNetSmall"
+    name: Literal["resnet_small"] = "resnet_small"
+
+
+class Resnet(Part):
+    """A residual network."""
+
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a pool, or 3x3 for small images
+    zero_init_last: Switch = True  # blocks begin as identities
+
+
+class Resnet18(Resnet):
+    """ResNet-18, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet18"
+    name: Literal["resnet18"] = "resnet18"
+
+
+class Resnet34(Resnet):
+    """ResNet-34, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet34"
+    name: Literal["resnet34"] = "resnet34"
+
+
+class Resnet50(Resnet):
+    """ResNet-50, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet50"
+    name: Literal["resnet50"] = "resnet50"
+
+
+class UNet3d(Part):
+    """The 3-D U-Net from N-body to hydro fields, 117.0 M parameters at its full width."""
+
+    target = "tutti.models.unet3d:UNet3d"
+    name: Literal["unet3d"] = "unet3d"
+    in_channels: Count = 4
+    out_channels: Count = 5
+    width: Count = 64
+    depth: Annotated[int, Field(strict=True, ge=2)] = 6
+
+
 class Dataset(Part):
     """A source of training and validation samples."""
 
@@ -79,6 +152,9 @@ class Dataset(Part):
     def train_samples(self) -> int | None:
         """Training samples where that is known without reading data."""
         return None
+
+    def prepare(self) -> None:
+        """Make data that is not there yet, where the recipe allows it; one process does it before the others look."""
 
 
 class Digits(Dataset):
@@ -118,6 +194,65 @@ class Mnist(Dataset):
 
     def train_samples(self) -> int:
         return 60_000
+
+
+class Cifar10(Dataset):
+    """CIFAR-10 from its binary or Python files, or from images: 50,000 for training, 10,000 for test."""
+
+    target = "tutti.data.cifar10:cifar10"
+    name: Literal["cifar10"] = "cifar10"
+    path: str = "data/cifar10"  # a folder, or an archive
+    shift: Natural = 0  # random shift of the training images, in pixels
+    flip: Literal[True, False, "alternate"] = (
+        False  # mirror half of the training images; alternate: the other half next
+    )
+    fill: Literal["zero", "edge", "reflect"] = "edge"  # what a shift brings in
+    cache: str | None = None  # where decoded images are kept; open: TUTTI_CACHE or ~/.cache/tutti
+
+
+class Images(Dataset):
+    """A tree of images with a folder for each class, such as ImageNet, read by worker processes."""
+
+    target = "tutti.data.image_tree:image_tree"
+    name: Literal["images"] = "images"
+    path: str = "data/imagenet"  # with train/ and validation/
+    size: Count = 224
+    augment: Literal["crop", "shift_zoom", "none"] = "crop"
+    scale: tuple[Positive, Positive] = (0.08, 1.0)  # crop: its share of the image
+    ratio: tuple[Positive, Positive] = (0.75, 1.3333)  # crop: width over height
+    shift: NonNegative = 0.33  # shift_zoom: of height and width
+    zoom: Fraction = 0.5  # shift_zoom: a factor from 1 - zoom to 1 + zoom for each axis
+    flip: Switch = True
+    centre: Positive = 0.875  # the part of the shorter side that validation sees
+    classes: Count | None = None  # only the first of them by name
+    corrupt: Literal["refuse", "skip"] = "refuse"
+
+
+class Nbody(Dataset):
+    """Crops of matched N-body and hydro boxes in HDF5 files, turned by the symmetries of the cube."""
+
+    target = "tutti.data.nbody.dataset:nbody"
+    name: Literal["nbody"] = "nbody"
+    train: str = "data/nbody/train.h5"
+    valid: str = "data/nbody/valid.h5"
+    source: Literal["auto", "synthetic", "memory", "disk", "device"] = "auto"
+    crop: Count = 64
+    train_samples_: Count = Field(default=65536, alias="train_samples")
+    valid_samples: Count = 8192
+    symmetries: Switch = True
+    vectors: Switch = True  # velocities turn with the axes; false leaves them, as the tutorials do
+    box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a box that is made here, or of random numbers
+    make: Switch = False  # make boxes that are not there
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude={"name", "workers", "prefetch"})
+
+    def train_samples(self) -> int:
+        return self.train_samples_
+
+    def prepare(self) -> None:
+        if self.make and self.source != "synthetic":
+            locate("tutti.data.nbody.dataset:make_missing")(self.train, self.valid, self.box)
 
 
 class UserDataset(Dataset, UserPart):
@@ -182,10 +317,11 @@ class Mse(Part):
 
 
 class L1(Part):
-    """Mean absolute error."""
+    """Mean absolute error, with an optional share for the density whose logarithm is channel 0."""
 
-    target = "torch.nn:L1Loss"
+    target = "tutti.train.losses:L1Loss"
     name: Literal["l1"] = "l1"
+    lambda_rho: NonNegative = 0.0
 
 
 def _tag(given: Any) -> str | None:
@@ -198,6 +334,14 @@ ModelPart = Annotated[
     | Annotated[SmallCnn, Tag("small_cnn")]
     | Annotated[MnistTorch, Tag("mnist_torch")]
     | Annotated[MnistKeras, Tag("mnist_keras")]
+    | Annotated[Cnn, Tag("cnn")]
+    | Annotated[AlexnetSmall, Tag("alexnet_small")]
+    | Annotated[CifarFast, Tag("cifar_fast")]
+    | Annotated[ResNetSmall, Tag("resnet_small")]
+    | Annotated[Resnet18, Tag("resnet18")]
+    | Annotated[Resnet34, Tag("resnet34")]
+    | Annotated[Resnet50, Tag("resnet50")]
+    | Annotated[UNet3d, Tag("unet3d")]
     | Annotated[UserPart, Tag("user")],
     Discriminator(_tag),
 ]
@@ -205,6 +349,9 @@ DatasetPart = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Synthetic, Tag("synthetic")]
     | Annotated[Mnist, Tag("mnist")]
+    | Annotated[Cifar10, Tag("cifar10")]
+    | Annotated[Images, Tag("images")]
+    | Annotated[Nbody, Tag("nbody")]
     | Annotated[UserDataset, Tag("user")],
     Discriminator(_tag),
 ]

@@ -10,6 +10,7 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Switch = Annotated[bool, Field(strict=True)]
+Where = Literal[True, False, "gpu"]  # everywhere, nowhere, or only on a GPU
 
 
 class Section(BaseModel):
@@ -70,7 +71,10 @@ class DdpConfig(Section):
 class SpeedConfig(Section):
     """What makes a step faster without changing what is learned."""
 
-    channels_last: Switch = False  # images with their channels innermost, which convolutions like best
+    channels_last: Where = "gpu"  # images and volumes with their channels innermost, which convolutions like best
+    compile: Where = False  # model and loss through torch.compile, at the price of a slower start
+    graphs: Where = False  # with compile: kernels recorded as CUDA graphs, for steps that wait for their launches
+    fold: Where = "gpu"  # layers of few channels as matrix products, in models that offer it
 
 
 class CheckpointConfig(Section):

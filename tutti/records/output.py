@@ -78,7 +78,7 @@ def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
             log.close()
 
 
-def last_lines(path: Path, count: int = 25) -> list[str]:
+def last_lines(path: Path, count: int = 40) -> list[str]:
     """The end of a log, for a message about the rank that wrote it."""
     try:
         return path.read_text(errors="replace").splitlines()[-count:]

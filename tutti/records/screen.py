@@ -80,7 +80,8 @@ class Screen:
         return "  ".join(words)
 
 
-_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "samples_per_second", "data_share", "seconds", "data_seconds"}
+_SPEED = {"samples_per_second", "data_share", "seconds", "data_seconds"}
+_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "skipped_images"} | _SPEED
 
 
 def _results(event: dict[str, Any]) -> list[str]:

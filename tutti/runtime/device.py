@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from tutti.config.schema import RuntimeConfig
+from tutti.config.schema import RuntimeConfig, Where
 from tutti.errors import LaunchError
 from tutti.launch.threads import threads_per_rank
 from tutti.runtime.placement import Placement
@@ -21,6 +21,7 @@ def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
     else:
         check_gpus(config, placement.local_size)
     torch.cuda.set_device(index)
+    torch.backends.cudnn.benchmark = not config.deterministic
     return torch.device("cuda", index)
 
 
@@ -40,12 +41,16 @@ def uses_gpus(config: RuntimeConfig) -> bool:
     return config.device != "cpu" and torch.cuda.is_available()
 
 
+def applies(where: Where, device: torch.device) -> bool:
+    """Whether a switch of the recipe is on for this device."""
+    return device.type == "cuda" if where == "gpu" else where
+
+
 def set_determinism(config: RuntimeConfig) -> None:
     """Take only kernels that give the same bits each time, if the recipe asks for it; on a CPU they are the rule."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
 
 
 def set_threads(config: RuntimeConfig, placement: Placement) -> int:

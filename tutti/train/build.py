@@ -23,11 +23,15 @@ from tutti.optim.schedule import Schedule, make_schedule
 from tutti.records.folder import RunFolder
 from tutti.records.journal import Journal, rewind
 from tutti.records.screen import Screen
+from tutti.runtime.device import applies
 from tutti.runtime.group import Group
+from tutti.runtime.placement import Placement
 from tutti.train.check import check_best
 from tutti.train.job import Job
 from tutti.train.learner import Learner
 from tutti.train.meters import Metrics
+
+_ADAPTED_SAMPLES = 5000
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def build_job(
     config: RunConfig, objects: Objects, group: Group, device: torch.device, folder: RunFolder, resume: Path | None
 ) -> Job:
     """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
-    pieces = _agreed(group, functools.partial(_build_pieces, config, objects, group.world_size, device))
+    _agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
+    pieces = _agreed(group, functools.partial(_build_pieces, config, objects, group.placement, device))
     manifest = _agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
     if manifest and group.is_first:
         rewind(folder, manifest.step)
@@ -91,13 +96,14 @@ def build_job(
     return job
 
 
-def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: torch.device) -> Pieces:
+def _build_pieces(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> Pieces:
     train_data, valid_data = objects.train_data, objects.valid_data
     if train_data is None:
-        factory = config.data.locate()
-        train_data = parts.call(factory, "data", config.data.options(), split="train")
-        valid_data = parts.call(factory, "data", config.data.options(), split="valid")
-    plan = make_plan(config, world_size, len(train_data))
+        factory, options = config.data.locate(), config.data.options()
+        offered = {"device": device, "local_ranks": placement.local_size}
+        train_data = parts.call(factory, "data", options, split="train", **offered)
+        valid_data = parts.call(factory, "data", options, split="valid", **offered)
+    plan = make_plan(config, placement.world_size, len(train_data))
     schedule = make_schedule(config, plan)
     torch.manual_seed(config.seed)  # the same first weights on every rank
     model = objects.model
@@ -113,8 +119,12 @@ def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: 
             f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
         )
     model.to(device)
-    if config.speed.channels_last:
+    if applies(config.speed.channels_last, device):
         put_channels_last(model)
+    if isinstance(getattr(model, "fold", None), bool):
+        model.fold = applies(config.speed.fold, device)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if hasattr(model, "adapt_to_data"):
+        _adapt(model, train_data, device)
     metrics = config.metric_functions() if objects.metrics is None else objects.metrics
     check_best(config, metrics)
     criterion = objects.loss or _build_loss(config)
@@ -122,6 +132,17 @@ def _build_pieces(config: RunConfig, objects: Objects, world_size: int, device: 
         criterion.to(device)
     optimizer = build_optimizer(config.optim, model.parameters())
     return Pieces(plan, schedule, model, criterion, metrics, optimizer, train_data, valid_data)
+
+
+def _adapt(model: Any, train_data: Any, device: torch.device) -> None:
+    """Show a model that begins with what it knows of the data its first training samples, the same on every rank."""
+    if not hasattr(train_data, "batch"):
+        raise ConfigError(
+            f"{type(model).__name__} adapts to training samples before the first step, for which it needs a dataset "
+            f"with the method batch: {type(train_data).__name__} has none. Choose another dataset, or another model."
+        )
+    ids = torch.arange(min(_ADAPTED_SAMPLES, len(train_data)))
+    model.adapt_to_data(train_data.batch(ids, None)[0].to(device))
 
 
 def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:

@@ -12,7 +12,7 @@ from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics, count_samples
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate(
     learner: Learner, metrics: Metrics, data: Any, config: RunConfig, plan: Plan, group: Group, device: torch.device
 ) -> dict[str, float]:
@@ -24,10 +24,8 @@ def evaluate(
     for inputs, targets in evaluation_batches(
         data, group.rank, group.world_size, per_rank_batch, device, config.data.workers, config.seed
     ):
-        with learner.autocast():
-            outputs = learner.model(learner.laid_out(inputs))
-            loss = learner.criterion(outputs, targets)
         samples = count_samples(targets)
+        outputs, loss = learner.predict(inputs, targets, is_full=samples == per_rank_batch)
         meter.add_loss(loss, samples)
         meter.add_metrics(outputs, targets, samples)
     learner.model.train()

@@ -13,9 +13,24 @@ from tutti.data.loader import RankBatch
 from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
+from tutti.runtime.device import applies
 from tutti.runtime.group import Group
 from tutti.runtime.seeds import seed_pass
 from tutti.train.meters import Meter
+
+
+class Pass(nn.Module):
+    """A model and its loss in one module, so that a compiler sees both."""
+
+    def __init__(self, model: nn.Module, criterion: Callable[[Any, Any], torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[Any, torch.Tensor]:
+        outputs = self.model(inputs)
+        return outputs, self.criterion(outputs, targets)
+
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,8 +53,14 @@ class Learner:
         self.optimizer = optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
-        self._spread_model = spread(model, config.ddp, group, device)
-        self._silence = silence(self._spread_model)
+        self._pass = Pass(model, criterion)
+        self._spread_pass = spread(self._pass, config.ddp, group, device)
+        self._silence = silence(self._spread_pass)
+        self._channels_last = applies(config.speed.channels_last, device)
+        self._graphs = False
+        if applies(config.speed.compile, device):
+            self._graphs = applies(config.speed.graphs, device)
+            self._pass.compile(dynamic=False, mode="reduce-overhead" if self._graphs else None)
         self._config = config
         self._micro_batch = plan.micro_batch
         self._rank = group.rank
@@ -54,8 +75,9 @@ class Learner:
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
                 with self.autocast():
-                    outputs = self._spread_model(self.laid_out(inputs))
-                    loss = self.criterion(outputs, targets)
+                    outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
+                if self._graphs:  # the next pass writes over what this one gave
+                    outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
             losses.append(loss.detach())
             meter.add_loss(loss, self._micro_batch)
@@ -78,9 +100,15 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad()
 
-    def laid_out(self, inputs: Any) -> Any:
+    def predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
+        """Outputs and loss of an evaluation batch; a ragged one is not worth compiling for."""
+        forward = self._pass if is_full else self._pass.forward
+        with self.autocast():
+            return forward(self._laid_out(inputs), targets)
+
+    def _laid_out(self, inputs: Any) -> Any:
         """Inputs in the memory layout of the recipe."""
-        return channels_last(inputs) if self._config.speed.channels_last else inputs
+        return channels_last(inputs) if self._channels_last else inputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of the recipe, for forward passes."""

@@ -167,6 +167,8 @@ def _announce(job: Job, resume: Path | None) -> None:
         f"global batch {plan.global_batch} = {plan.world_size} x {plan.per_rank_batch}{accumulated}; "
         f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
     )
+    if note := getattr(job.loader.dataset, "note", None):
+        job.journal.say(f"data: {note}")
     if resume:
         job.journal.say(f"resumed from {resume} at step {job.step:,}")
 
