@@ -23,7 +23,7 @@ def assert_refused(done: Finished, *words: str) -> None:
         (["optim.lrr=0.1"], ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
         (["epochs=two"], ["epochs='two'", "expected a whole number"]),
         (["model.name=small_cn"], ["model.name='small_cn'", "mlp, small_cnn", "Did you mean 'small_cnn'?"]),
-        (["data.name=digit"], ["data.name='digit'", "digits, synthetic, mnist", "Did you mean 'digits'?"]),
+        (["data.name=digit"], ["data.name='digit'", "digits, synthetic, mnist, cifar10", "Did you mean 'digits'?"]),
         (["batch.global=65"], ["batch.global=65", "expected a multiple of 16", "Set batch.global=64"]),
         (["-n", "3"], ["does not split over 3 rank(s)", "Set batch.global=48"]),
         (["-n", "0"], ["-n 0", "expected 1 or more ranks"]),
@@ -47,7 +47,10 @@ def test_a_wrong_value_is_named_with_its_fix(
 
 def test_an_unknown_recipe_offers_the_list(tutti: Tutti) -> None:
     assert_refused(
-        tutti("train", "minst"), "unknown recipe 'minst'", "digits, digits/mlp, hello", "Did you mean 'mnist'?"
+        tutti("train", "minst"),
+        "unknown recipe 'minst'",
+        "digits, digits/mlp, hello, imagenet/resnet50",
+        "Did you mean 'mnist'?",
     )
     assert_refused(tutti("show", "digits/mpl"), "there is no run 'mpl'", "base, mlp")
 

@@ -28,6 +28,8 @@ print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
         ["train", "--help"],
         ["list"],
         ["show", "mnist", "optim.lr=3e-4"],
+        ["show", "nbody/short_opt"],
+        ["show", "imagenet/resnet50"],
         ["show", "digits", "--plot-lr", "lr.png"],
         ["runs"],
         ["train", "digits", "optim.lrr=1"],
@@ -62,7 +64,9 @@ def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path) -> None:
 
 def test_list_names_every_recipe_and_part(tutti: Tutti) -> None:
     out = tutti("list").out
-    for name in ("digits", "mnist/large_batch", "mnist_torch", "synthetic", "adamw", "cosine", "top5", "cross_entropy"):
+    recipes = ("digits", "mnist/large_batch", "cifar10/resnet_small", "imagenet/resnet50_shift", "nbody/bs512_opt")
+    named = ("mnist_torch", "unet3d", "synthetic", "images", "adamw", "cosine", "top5", "cross_entropy", "l1")
+    for name in (*recipes, *named):
         assert any(line.split()[:1] == [name] and len(line.split()) > 2 for line in out.splitlines()), name
 
 

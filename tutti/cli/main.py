@@ -18,8 +18,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Fetch data.", no_args_is_help=True)
+data_app = typer.Typer(help="Fetch data, or make some to try a recipe with.", no_args_is_help=True)
+make_app = typer.Typer(help="Make data to try a recipe with, the same from the same seed.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+data_app.add_typer(make_app, name="make")
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (mnist, mnist/large_batch) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, for example optim.lr=3e-4 epochs=2.")]
@@ -96,9 +98,11 @@ def runs(
     command.list_runs(out, recipe)
 
 
-@data_app.command(epilog="Examples:\n\n    tutti data get mnist\n\n    tutti data get mnist --out /scratch/me/mnist")
+@data_app.command(
+    epilog="Examples:\n\n    tutti data get mnist\n\n    tutti data get cifar10 --out /scratch/me/cifar10"
+)
 def get(
-    name: Annotated[str, typer.Argument(help="The dataset: mnist.")],
+    name: Annotated[str, typer.Argument(help="The dataset: mnist or cifar10.")],
     out: Annotated[Path | None, typer.Option(help="The folder for its files.", show_default="data/NAME")] = None,
     mirror: Annotated[str | None, typer.Option("--from", help="Another address to fetch from.")] = None,
 ) -> None:
@@ -106,6 +110,46 @@ def get(
     from tutti.cli import data as command
 
     command.get_data(name, out or Path("data") / name, mirror)
+
+
+@make_app.command(
+    epilog="Examples:\n\n"
+    "    tutti data make images\n\n"
+    "    tutti data make images --out data/small --classes 4 --train 16 --valid 4 --size 64"
+)
+def images(
+    out: Annotated[Path, typer.Option(help="The folder for train/ and validation/.")] = Path("data/imagenet"),
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    train: Annotated[int, typer.Option(help="Training images of each class.")] = 32,
+    valid: Annotated[int, typer.Option(help="Validation images of each class.")] = 8,
+    size: Annotated[int, typer.Option(help="Pixels of a side, about.")] = 256,
+    seed: Annotated[int, typer.Option(help="Another seed, other images.")] = 0,
+) -> None:
+    """Draw images of striped discs as a tree of JPEG files, like ImageNet's; their classes can be learned."""
+    from tutti.cli import data as command
+
+    command.make_images(out, classes, train, valid, size, seed)
+
+
+@make_app.command(
+    epilog="Examples:\n\n"
+    "    tutti data make nbody --out data/nbody/train.h5 --box 256 --seed 1\n\n"
+    "    tutti data make nbody --out data/nbody/valid.h5 --box 128 --seed 2\n\n"
+    "    tutti data make nbody --out /scratch/me/train.h5 --box 1024 --memory-gib 64 --device cuda"
+)
+def nbody(
+    out: Annotated[Path, typer.Option(help="The HDF5 file; a picture is put beside it.")] = Path("data/nbody/train.h5"),
+    box: Annotated[int, typer.Option(help="Cells along a side, an even number.")] = 256,
+    seed: Annotated[int, typer.Option(help="Another seed, another universe.")] = 1,
+    cell: Annotated[float | None, typer.Option(help="Length of a cell in Mpc/h.", show_default="0.1")] = None,
+    memory_gib: Annotated[float, typer.Option(help="Memory to use; what does not fit goes to disk.")] = 2.0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file of that name.")] = False,
+) -> None:
+    """Make a box of matched N-body and hydro fields, with a picture of its slices."""
+    from tutti.cli import data as command
+
+    command.make_nbody(out, box, cell, seed, memory_gib, device, overwrite)
 
 
 @app.callback(invoke_without_command=True)

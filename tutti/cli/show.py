@@ -1,6 +1,5 @@
 """`tutti show` and `tutti list`: what a recipe means, and what recipes can name."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -43,19 +42,18 @@ def show(recipe: str, overrides: list[str], ranks: int, plot_lr: Path | None) ->
 def list_parts() -> None:
     """Print all names that a recipe may use, a line each."""
     console = Console(soft_wrap=True, highlight=False)
-    _print_names(console, "recipes", built_in())
+    groups = {"recipes": list(built_in())}
     for title, section in (("models", "model"), ("datasets", "data"), ("optimizers", "optim"), ("losses", "loss")):
         summaries = ((part.__doc__ or "").splitlines()[0] for part in parts.parts_of(section))
-        _print_names(console, title, zip(parts.names_of(section), summaries, strict=True))
-    _print_names(console, "schedules (schedule.decay)", parts.DECAYS.items())
-    _print_names(console, "metrics", ((name, text) for name, (_, text) in parts.METRICS.items()))
+        groups[title] = list(zip(parts.names_of(section), summaries, strict=True))
+    groups["schedules (schedule.decay)"] = list(parts.DECAYS.items())
+    groups["metrics"] = [(name, text) for name, (_, text) in parts.METRICS.items()]
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    for title, rows in groups.items():
+        console.print(f"\n[bold]{title}[/]")
+        for name, summary in rows:
+            console.print(Text(f"  {name:<{width}}  {summary}".rstrip()))
     console.print("\nYour own model, dataset, optimizer, loss or metric: package.module:object")
-
-
-def _print_names(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    console.print(f"\n[bold]{title}[/]")
-    for name, summary in rows:
-        console.print(Text(f"  {name:<18}{summary}"))
 
 
 def _print_values(console: Console, resolved: Resolved) -> None:

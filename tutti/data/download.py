@@ -31,6 +31,10 @@ SOURCES = {
             "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
         },
     ),
+    "cifar10": Source(
+        mirrors=("https://www.cs.toronto.edu/~kriz",),
+        files={"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+    ),
 }
 Report = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0: unknown)
 
