@@ -1,0 +1,113 @@
+"""What the GPU programs share: timed steps of a fixed batch, and the trainer's own step on one."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tutti.config.load import resolve
+from tutti.config.plan import make_plan
+from tutti.data.loader import RankBatch
+from tutti.runtime.device import choose_device
+from tutti.runtime.discovery import discover
+from tutti.runtime.group import join
+from tutti.train import build
+from tutti.train.learner import Learner
+from tutti.train.meters import Meter
+
+Step = Callable[[], Any]
+
+
+def find_gpu() -> torch.device:
+    """The GPU, or the CPU to try a program out."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.backends.cudnn.benchmark = True
+    return torch.device("cuda", 0)
+
+
+def timed(step: Step, steps: int, device: torch.device) -> float:
+    """Seconds a step takes, from an idle device to an idle device."""
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _wait(device)
+    return (time.perf_counter() - began) / steps
+
+
+def warmed(step: Step, device: torch.device, steps: int = 5) -> float:
+    """Seconds of the first steps, which choose kernels and compile."""
+    return steps * timed(step, steps, device)
+
+
+def memory_gib(device: torch.device) -> float:
+    """What is taken on the device now, after freeing what nobody holds."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device) / 2**30
+
+
+def peak_memory_gib(step: Step, device: torch.device) -> float:
+    """The most memory that is taken during a step."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) / 2**30
+
+
+def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, targets: torch.Tensor) -> Step:
+    """What the trainer does in every step of a recipe on one rank, with a batch that is there already."""
+    config = resolve(recipe, overrides).config
+    placement = discover({})
+    device = choose_device(config.runtime, placement)
+    group = join(placement, config.runtime)
+    objects = build.Objects(train_data=_Samples(inputs, targets), valid_data=None)
+    pieces = build._build_pieces(config, objects, placement, device)
+    plan = make_plan(config, 1, len(inputs))
+    learner = Learner(config, plan, group, device, pieces.model, pieces.criterion, pieces.optimizer)
+    meter = Meter({}, device)
+    size = plan.micro_batch
+    pairs = list(zip(inputs.split(size), targets.split(size), strict=True))
+    batch = RankBatch(0, 0, np.arange(len(inputs)), pairs)
+    learner.model.train()
+
+    def step() -> torch.Tensor:
+        loss = learner.forward_backward(batch, meter, measure=False)
+        learner.clip_gradients()
+        learner.update_weights(config.optim.lr)
+        return loss
+
+    torch.distributed.destroy_process_group()
+    return step
+
+
+class _Samples:
+    """A batch as a dataset, for its length and shape."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self._inputs, self._targets = inputs, targets
+        self.input_shape = tuple(inputs.shape[1:])
+        self.num_classes = 1000 if targets.ndim == 1 else None
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batch(self, ids: torch.Tensor, draws: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._inputs[: len(ids)], self._targets[: len(ids)]
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
