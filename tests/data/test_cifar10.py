@@ -17,7 +17,9 @@ from PIL import Image
 
 from tutti.data import cifar10 as module
 from tutti.data.augment import Flip
-from tutti.data.cifar10 import CLASSES, MEAN, STD, cifar10, find, read
+from tutti.data.cifar10 import MEAN, STD, cifar10, read
+from tutti.data.cifar10_files import find
+from tutti.data.cifar10_forms import CLASSES
 from tutti.data.draws import Draws
 from tutti.errors import DataError
 
@@ -238,7 +240,7 @@ def deny_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(module, "_decode", fail)
+    monkeypatch.setattr(module, "decode", fail)
 
 
 @pytest.mark.parametrize("packed", [False, True])

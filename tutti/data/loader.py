@@ -1,13 +1,9 @@
 """Batches for a rank: gathered whole from memory or sample by sample, made ready ahead of the step."""
 
 import itertools
-import queue
-import random
-import sys
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +12,12 @@ from tutti.config.plan import Plan
 from tutti.data.dataset import BatchDataset, SampleDataset
 from tutti.data.draws import Draws
 from tutti.data.order import SampleOrder, evaluation_ids
-from tutti.errors import ConfigError, TuttiError
-from tutti.launch.local import end_with_parent
-from tutti.runtime.seeds import mix
+from tutti.data.prefetch import prefetched
+from tutti.data.samples import Made, Share, collated_samples, note_skipped
+from tutti.errors import ConfigError
 
 Pair = tuple[Any, Any]
+Source = Callable[[Iterable[Share]], Iterator[Made]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Loader:
 
         for batch in prefetched(batches(), self._prefetch):
             batch.arrive()
-            _note_skipped(self.dataset, batch.skipped)  # when it is taken: what is made ahead may never be used
+            note_skipped(self.dataset, batch.skipped)  # when it is taken: what is made ahead may never be used
             yield batch
 
     def _own_stream(self) -> torch.cuda.Stream | None:
@@ -108,21 +105,9 @@ def evaluation_batches(
     shares = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
     workers = min(workers, len(shares)) if len(shares) > 1 else 0  # a worker makes whole batches
     for made in _open(dataset, workers, seed, device)(iter(shares)):
-        _note_skipped(dataset, made.skipped)
+        note_skipped(dataset, made.skipped)
         if made.pair is not None:
             yield _finished(dataset, made.pair, device)
-
-
-class _Made(NamedTuple):
-    """A batch on its way from the process that made it."""
-
-    pair: Any  # None where every sample was passed over
-    skipped: tuple[str, ...] = ()
-    error: TuttiError | None = None
-
-
-Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
-Source = Callable[[Iterable[Share]], Iterator[_Made]]
 
 
 def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source:
@@ -130,105 +115,17 @@ def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source
     if isinstance(dataset, BatchDataset):
         return lambda shares: _whole_batches(dataset, shares, seed)
     if isinstance(dataset, SampleDataset):
-        return lambda shares: _collated_samples(dataset, shares, workers, seed, device)
+        return lambda shares: collated_samples(dataset, shares, workers, seed, device)
     raise ConfigError(
         f"the dataset {type(dataset).__name__} has neither batch(ids, draws) nor __getitem__(index), with __len__: "
         "expected one of the two. See docs/own-model.md."
     )
 
 
-def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[_Made]:
+def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[Made]:
     for epoch, ids in shares:
         chosen = torch.from_numpy(ids)
-        yield _Made(dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None))
-
-
-def _collated_samples(
-    dataset: SampleDataset, shares: Iterable[Share], workers: int, seed: int, device: torch.device
-) -> Iterator[_Made]:
-    loader = torch.utils.data.DataLoader(
-        _SeededSamples(dataset, seed),  # pyright: ignore[reportArgumentType]
-        batch_sampler=_Keys(shares),
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=_start_worker,
-        pin_memory=device.type == "cuda",
-        # Forked workers share the dataset with this process, and start at once.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-    )
-    batches = iter(loader)
-    try:
-        for made in batches:
-            if made.error is not None:
-                raise made.error
-            yield made
-    finally:
-        if workers:  # torch ends them when the iterator is collected, which an error can put off for long
-            batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class _Keys:
-    """The (epoch, sample) keys of every batch, for a DataLoader's batch sampler."""
-
-    def __init__(self, shares: Iterable[Share]) -> None:
-        self._shares = shares
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch, ids in self._shares:
-            yield [(epoch, int(sample)) for sample in ids]
-
-
-class _SeededSamples:
-    """Batches of samples whose random choices depend on (seed, epoch, sample), whichever process makes them."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._collate = getattr(dataset, "collate", torch.utils.data.default_collate)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, keys: list[tuple[int, int]]) -> _Made:
-        """A whole batch; an error meant for the user travels as it is, since torch would wrap it in a traceback."""
-        noted = len(getattr(self._dataset, "skipped", None) or ())
-        try:
-            samples = [self._sample(*key) for key in keys]
-        except TuttiError as error:
-            return _Made(None, error=error)
-        if keys[0][0] < 0:  # an evaluation may have fewer samples; a step may not
-            samples = [sample for sample in samples if sample is not None]
-        return _Made(self._collate(samples) if samples else None, _take_skipped(self._dataset, noted))
-
-    def _sample(self, epoch: int, sample: int) -> Any:
-        value = mix(self._seed, epoch + 1, sample)
-        random.seed(value)
-        np.random.seed(value % (1 << 32))
-        torch.default_generator.manual_seed(value)
-        return self._dataset[sample]
-
-
-def _start_worker(_: int) -> None:
-    """A worker ends with the thread that started it, however that ends; torch sets it to one thread."""
-    end_with_parent()
-
-
-def _as_it_is(made: Any) -> Any:
-    return made
-
-
-def _take_skipped(dataset: Any, noted: int) -> tuple[str, ...]:
-    """The files that a dataset has put on its list of those it passed over, beyond what was noted, taken off it."""
-    names = getattr(dataset, "skipped", None) or []
-    taken = tuple(names[noted:])
-    del names[noted:]
-    return taken
-
-
-def _note_skipped(dataset: Any, names: tuple[str, ...]) -> None:
-    """Put files that were passed over, here or in a worker, on the list for whoever reports them."""
-    if names:
-        dataset.skipped.extend(names)
+        yield Made(dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None))
 
 
 def _finished(dataset: Any, pair: Any, device: torch.device) -> Pair:
@@ -266,41 +163,3 @@ def _split(batch: Any, size: int) -> list[Any]:
 def _like(batch: Any, values: Iterable[Any]) -> Any:
     """Values in the same kind of sequence, named tuples included."""
     return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-
-
-def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
-    """The same items, up to `depth` of them made ahead by a thread."""
-    if depth == 0:
-        yield from items
-        return
-    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # (item, None), or (None, what ended the thread)
-    room: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each item that may be made, False to stop
-    for _ in range(depth):
-        room.put(True)
-
-    def work() -> None:
-        end: BaseException = StopIteration()
-        try:
-            while room.get():
-                ready.put((next(items), None))
-        except BaseException as error:  # raised again where the item is taken
-            end = error
-        finally:
-            if isinstance(items, Generator):
-                items.close()  # in this thread, which has started what the items come from
-        ready.put((None, end))
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, end = ready.get()
-            if isinstance(end, StopIteration):
-                return
-            if end is not None:
-                raise end
-            room.put(True)
-            yield item
-    finally:
-        room.put(False)
-        thread.join()

@@ -1,6 +1,5 @@
 """A run made ready on one rank: where it stands, and what happens between its steps."""
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,7 @@ from tutti.checkpoint.manifest import Manifest
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import Loader, RankBatch
-from tutti.data.order import SampleOrder
-from tutti.errors import CheckpointError, DataError, TrainingError
+from tutti.errors import CheckpointError
 from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder
 from tutti.records.journal import Journal
@@ -22,10 +20,10 @@ from tutti.records.metrics import LineLog
 from tutti.runtime.group import Group
 from tutti.train.clock import Clock
 from tutti.train.evaluate import evaluate
+from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
-
-_NAMES_SHOWN = 3
+from tutti.train.skipped import SkippedFiles
 
 
 @dataclass
@@ -57,9 +55,8 @@ class Job:
         self._best: float | None = None
         self._is_best = False
         self._saved_step = 0
-        self._skips = any(getattr(data, "skipped", None) is not None for data in (self.loader.dataset, self.valid_data))
-        self._skipped_here: set[str] = set()  # files in this rank's log
-        self._skipped: list[str] = []  # files that any rank has passed over, as of the last count
+        datasets = (self.loader.dataset, self.valid_data)
+        self._skipped = SkippedFiles(datasets, self.folder.log(self.group.rank), self.group, self.journal)
         self.clock = Clock()
         self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
 
@@ -120,8 +117,7 @@ class Job:
             self.clock.wait_ended(began)
             if batch is None:
                 return
-            if self._skips:
-                self._log_skipped()
+            self._skipped.log()
             if self._ledger:
                 self._ledger.write({"step": batch.step + 1, "epoch": batch.epoch + 1, "ids": batch.ids.tolist()})
             yield batch
@@ -174,7 +170,7 @@ class Job:
             **self.results,
             samples_per_second=self.samples_per_second,
             seconds=self._epoch_seconds,
-            **self._tell_skipped(),
+            **self._skipped.tell(),
         )
         self._epoch_loss = [0.0, 0.0]
         self._epoch_seconds, self._epoch_steps = 0.0, 0
@@ -185,9 +181,8 @@ class Job:
         if self.valid_data is None:
             return {}
         means = evaluate(self.learner, self.metrics, self.valid_data, self.config, self.plan, self.group, self.device)
-        if self._skips:
-            self._log_skipped()
-            self._check_some_left(means)
+        self._skipped.log()
+        self._skipped.check_some_left(means, len(self.valid_data))
         return {f"valid_{name}": value for name, value in means.items()}
 
     def save(self) -> None:
@@ -199,7 +194,7 @@ class Job:
             totals = self._window.totals(self.group)
             self._check_finite(totals[0])
             self._window.put(totals, self.group.is_first)
-            self._count_skipped()
+            self._skipped.count()
             try:
                 store.save(
                     self.folder.checkpoints,
@@ -224,7 +219,7 @@ class Job:
         self._epoch_loss = list(progress["epoch_loss"])
         self._best = progress["best"]
         self.results = progress["results"]
-        self._skipped = list(progress.get("skipped", []))
+        self._skipped.names = list(progress.get("skipped", []))
         self.learner.scaler.load_state_dict(progress["scaler"])
 
     def close(self) -> None:
@@ -249,7 +244,7 @@ class Job:
                 "best": self._best,
                 "results": self.results,
                 "scaler": self.learner.scaler.state_dict(),
-                "skipped": self._skipped,
+                "skipped": self._skipped.names,
             },
         )
 
@@ -264,64 +259,8 @@ class Job:
         if self._is_best:
             self._best = value
 
-    # Files that a dataset passes over, where it does so.
-
-    def _log_skipped(self) -> None:
-        """Write the files that this rank has newly passed over into its log."""
-        for data in (self.loader.dataset, self.valid_data):
-            taken = getattr(data, "skipped", None)
-            if not taken:
-                continue
-            new = sorted(set(taken) - self._skipped_here)
-            taken.clear()
-            self._skipped_here.update(new)
-            with contextlib.suppress(OSError), open(self.folder.log(self.group.rank), "a") as log:
-                log.writelines(f"skipped {name}: it cannot be decoded\n" for name in new)
-
-    def _count_skipped(self) -> None:
-        """Bring together what the ranks have passed over; every rank enters."""
-        if self._skips:
-            found = self.group.gather(self._skipped_here.difference(self._skipped))
-            self._skipped = sorted(set(self._skipped).union(*found))
-
-    def _tell_skipped(self) -> dict[str, int]:
-        """Say how many files have been passed over, and give the number for the record; every rank enters."""
-        if not self._skips:
-            return {}
-        self._count_skipped()
-        if self._skipped:
-            names = ", ".join(self._skipped[:_NAMES_SHOWN]) + (", ..." if len(self._skipped) > _NAMES_SHOWN else "")
-            self.journal.say(f"{len(self._skipped):,} image(s) skipped so far, since they cannot be decoded: {names}")
-        return {"skipped_images": len(self._skipped)}
-
-    def _check_some_left(self, means: dict[str, float]) -> None:
-        """Stop when no rank had a validation image to measure; every rank enters with the same means."""
-        if means:
-            return
-        error = DataError(
-            f"none of the {len(self.valid_data):,} validation images can be decoded: expected at least one. "
-            "Their names are in the logs of the ranks; replace them."
-        )
-        error.agreed = True
-        raise error
-
     def _check_finite(self, loss: float) -> None:
-        """Stop when the loss is no number, and say where it began; every rank enters with the same value."""
-        if loss == loss and abs(loss) != float("inf"):
-            return
-        first = self.step - len(self._losses)
-        bad = next((first + i for i, value in enumerate(self._losses) if not bool(torch.isfinite(value))), None)
-        found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
-        step, rank = min(found, default=(self.step - 1, self.group.rank))
-        ids = SampleOrder(self.plan, self.config.seed).rank_ids(step, rank)
-        shown = ", ".join(map(str, ids[:8].tolist())) + (", ..." if len(ids) > 8 else "")
-        error = TrainingError(
-            f"the loss is {loss} at step {step + 1} (epoch {step // self.plan.steps_per_epoch + 1}) on rank {rank}, "
-            f"whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
-            "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
-        )
-        error.agreed = True
-        raise error
+        check_finite(loss, self._losses, self.step, self.plan, self.config.seed, self.group)
 
 
 def _chain(first: RankBatch, rest: Iterator[RankBatch]) -> Iterator[RankBatch]:

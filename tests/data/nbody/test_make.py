@@ -12,42 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data.nbody import cosmology as physics
 from tutti.data.nbody import make
-from tutti.data.nbody.grid_fft import Grid, Space, inverse
-from tutti.data.nbody.make import (
-    Box,
-    deposit,
-    linear_density,
-    make_nbody,
-    move,
-    output_bytes,
-    scratch_bytes,
-    second_source,
-    share_memory,
-    temperature,
-)
+from tutti.data.nbody.make import make_nbody, output_bytes, scratch_bytes, share_memory
 from tutti.data.nbody.picture import read_header
 from tutti.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 Usage = namedtuple("Usage", "total used free")
-
-
-def a_box(num: int, seed: int = 1, cell: float = 0.1, work_bytes: int = 2**30) -> Box:
-    return Box(Space(num, CPU, work_bytes, CPU), cell, seed, lambda stage, done, total: None)
-
-
-def real(box: Box, spectrum: Grid) -> np.ndarray:
-    grid = box.space.grid()
-    inverse(grid, [spectrum], lambda y, sheets: sheets[0], box.space)
-    return grid.real().numpy().astype(float)
-
-
-def wave_numbers(num: int) -> list[np.ndarray]:
-    whole = np.fft.fftfreq(num, 1 / num)
-    whole[num // 2] = 0
-    return [whole[:, None, None], whole[None, :, None], whole[None, None, : num // 2 + 1]]
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -78,142 +49,6 @@ def fields(made: Path) -> tuple[np.ndarray, np.ndarray]:
 def datasets(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path) as file:
         return {name: data[:] for name, data in file.items() if isinstance(data, h5py.Dataset)}
-
-
-def test_linear_density_has_the_power_of_its_cosmology() -> None:
-    num, seeds, cell = 64, range(4), 0.4
-    n = np.fft.fftfreq(num, 1 / num)
-    squares = n[:, None, None] ** 2 + n[None, :, None] ** 2 + np.arange(num // 2 + 1)[None, None, :] ** 2
-    k = 2 * np.pi / (num * cell) * np.sqrt(squares)
-    k[0, 0, 0] = 1
-    measured = np.zeros_like(k)
-    for seed in seeds:
-        modes = linear_density(a_box(num, seed, cell)).spectrum().numpy()
-        measured += np.abs(modes) ** 2 * cell**3 / num**3 / len(seeds)
-    ratio = (measured / physics.power(k, physics.Cosmology(), 3.0))[:, :, 1:-1]  # these modes are all independent
-    radius = np.sqrt(squares)[:, :, 1:-1]
-    for low in range(1, 50, 3):
-        shell = ratio[(radius >= low) & (radius < low + 3)]
-        # |mode|^2 / P is exponential with mean 1: its mean over M modes and seeds varies by 1 / sqrt(M).
-        assert abs(shell.mean() - 1) < 4 / np.sqrt(shell.size * len(seeds)), low
-
-
-def test_linear_density_varies_by_what_its_modes_hold() -> None:
-    radius, seeds = 1.0, range(8)
-    boxes = [a_box(32, seed, cell=0.8) for seed in seeds]
-    values = np.stack([real(box, linear_density(box, radius)) for box in boxes])
-    n = np.fft.fftfreq(32, 1 / 32)
-    k = 2 * np.pi / boxes[0].side * np.sqrt(n[:, None, None] ** 2 + n[None, :, None] ** 2 + n[None, None, :] ** 2)
-    k[0, 0, 0] = 1e3  # smoothed away
-    variances = physics.power(k, physics.Cosmology(), 3.0) * np.exp(-((k * radius) ** 2)) / boxes[0].side ** 3
-    error = np.sqrt(2 * np.sum(variances**2) / len(seeds))  # modes come in pairs that are one
-    assert np.abs(values.mean(axis=(1, 2, 3))).max() < 1e-6
-    assert abs(np.mean(values**2) - variances.sum()) < 3 * error
-
-
-def test_motion_is_the_gradient_of_first_and_second_order() -> None:
-    box = a_box(32, cell=0.4)
-    density = real(box, linear_density(box, 1.0))
-    waves = wave_numbers(32)
-    squares = waves[0] ** 2 + waves[1] ** 2 + waves[2] ** 2
-    squares[squares == 0] = 1
-    modes = np.fft.rfftn(density) / squares
-
-    def tide(one: int, other: int) -> np.ndarray:
-        return np.fft.irfftn(modes * waves[one] * waves[other], s=density.shape, axes=(0, 1, 2))
-
-    source = np.zeros_like(density)
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        source += tide(i, i) * tide(j, j) - tide(i, j) ** 2
-    ours = real(box, second_source(box, linear_density(box, 1.0)))
-    np.testing.assert_allclose(ours, source, atol=1e-4 * source.std())
-
-    omega = physics.matter_share(3.0, physics.Cosmology())
-    second = 3 / 7 * omega ** (-1 / 143)
-    displacement, velocity = move(box, linear_density(box, 1.0))
-    unit = box.side / (2 * np.pi)
-
-    def gradient(axis: int, first: float, other: float) -> np.ndarray:
-        both = np.fft.rfftn(first * density + other * source) / squares
-        return np.fft.irfftn(1j * waves[axis] * both * unit, s=density.shape, axes=(0, 1, 2))
-
-    flow, rate = physics.hubble_flow(3.0, physics.Cosmology()), physics.growth_rate(3.0, physics.Cosmology())
-    for axis in range(3):
-        expected = gradient(axis, 1, second) / box.cell
-        np.testing.assert_allclose(displacement[axis].real().numpy(), expected, atol=1e-4 * expected.std())
-        expected = flow * gradient(axis, rate, second * 2 * omega ** (6 / 11))
-        np.testing.assert_allclose(velocity[axis].real().numpy(), expected, atol=1e-4 * expected.std())
-
-
-def test_particles_fall_towards_dense_places() -> None:
-    box = a_box(32, cell=0.4)
-    linear = real(box, linear_density(box, 1.0))
-    density, *flow = deposit(box, *move(box, linear_density(box, 1.0)))
-    assert correlation(density.real().numpy(), linear) > 0.5
-    outflow = np.sum([np.gradient(grid.real().numpy(), axis=axis) for axis, grid in enumerate(flow)], axis=0)
-    assert correlation(outflow, linear) < -0.5
-
-
-def test_velocities_follow_displacements() -> None:
-    box = a_box(32)
-    displacement, velocity = move(box, linear_density(box, 0.3))
-    for moved, speed in zip(displacement, velocity, strict=True):
-        assert correlation(moved.real().numpy(), speed.real().numpy()) > 0.99
-
-
-def test_particles_that_rest_make_a_uniform_box() -> None:
-    box = a_box(16)
-    displacement, velocity = resting(box)
-    density, *flow = deposit(box, displacement, velocity)
-    assert torch.equal(density.real(), torch.ones(16, 16, 16))
-    for grid, own in zip(flow, velocity, strict=True):
-        assert (grid.real() - own.real()).abs().max() <= 1 / 128
-
-
-@pytest.mark.parametrize("work_bytes", [1, 4 * 8 * 16**2 * 5, 2**30])
-def test_deposit_is_cloud_in_cell_and_keeps_mass_and_momentum(work_bytes: int) -> None:
-    box = a_box(16, work_bytes=work_bytes)
-    displacement, velocity = resting(box)
-    random = np.random.default_rng(3)
-    for grid in displacement:  # up to twice around the box, and on the very edges of cells
-        grid.real().copy_(torch.from_numpy(random.integers(-32 * 1024, 32 * 1024, (16, 16, 16)) / 1024))
-    density, *flow = (grid.real().numpy().astype(float) for grid in deposit(box, displacement, velocity))
-    expected = naive_deposit([grid.real().numpy().astype(float) for grid in (*displacement, *velocity)])
-    assert density.sum() == pytest.approx(16**3, abs=1e-3)
-    np.testing.assert_allclose(density, expected[0], atol=1e-6)
-    full = expected[0] > 1e-3
-    for grid, momentum, own in zip(flow, expected[1:], velocity, strict=True):
-        np.testing.assert_allclose(grid[full], momentum[full] / expected[0][full], atol=0.01)
-        empty = expected[0] == 0
-        assert empty.any() and np.array_equal(grid[empty], own.real().numpy()[empty])
-        assert (density * grid).sum() == pytest.approx(own.real().numpy().sum(dtype=float), abs=16**3 / 128)
-
-
-def resting(box: Box) -> tuple[list[Grid], list[Grid]]:
-    random = np.random.default_rng(1)
-    displacement, velocity = ([box.space.grid() for _ in range(3)] for _ in range(2))
-    for grid in displacement:
-        grid.real().zero_()
-    for grid in velocity:
-        grid.real().copy_(torch.from_numpy(random.normal(0, 200, (box.space.box,) * 3)))
-    return displacement, velocity
-
-
-def naive_deposit(values: list[np.ndarray]) -> np.ndarray:
-    num = len(values[0])
-    out = np.zeros((4, num, num, num))
-    places = [place + moved for place, moved in zip(np.indices((num,) * 3), values[:3], strict=True)]
-    for corner in np.ndindex(2, 2, 2):
-        cells = [np.floor(place).astype(int) for place in places]
-        shares = [
-            place - cell if side else 1 - (place - cell)
-            for place, cell, side in zip(places, cells, corner, strict=True)
-        ]
-        weight = shares[0] * shares[1] * shares[2]
-        index = tuple((cell + side) % num for cell, side in zip(cells, corner, strict=True))
-        for total, speed in zip(out, (1, *values[3:]), strict=True):
-            np.add.at(total, index, weight * speed)
-    return out
 
 
 def test_memory_does_not_change_a_bit(tmp_path: Path) -> None:
@@ -278,15 +113,6 @@ def test_temperature_rises_with_density(fields: tuple[np.ndarray, np.ndarray]) -
     means = [kelvin[(density >= low) & (density <= high)].mean() for low, high in itertools.pairwise(bins)]
     assert means == sorted(means)
     np.testing.assert_allclose(kelvin[density < 1], 1e4 * density[density < 1] ** 0.5, rtol=1e-3)
-
-
-def test_only_dense_gas_that_converges_is_shocked() -> None:
-    density = torch.tensor([0.5, 4.0, 4.0, 4.0])
-    kelvin = temperature(density, torch.tensor([-400.0, 400.0, -200.0, -400.0]))
-    calm = 1e4 * density.sqrt()
-    torch.testing.assert_close(kelvin[:2], calm[:2])
-    torch.testing.assert_close(kelvin[2], calm[2] + 13.4 * 100**2 * 0.75)
-    torch.testing.assert_close(kelvin[3] - calm[3], 4 * (kelvin[2] - calm[2]))
 
 
 def test_file_says_what_it_holds(made: Path) -> None:
