@@ -23,7 +23,7 @@ class Group:
         self.placement = placement
         self.rank = placement.rank
         self.world_size = placement.world_size
-        self._store = store
+        self.store = store
         self.timeout_seconds = timeout_seconds
         self._barriers = 0
 
@@ -35,7 +35,7 @@ class Group:
         """Wait for all ranks, and name those that do not come."""
         self._barriers += 1
         seconds = timeout_seconds or self.timeout_seconds
-        _wait_for_all(self._store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
+        _wait_for_all(self.store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
 
     def agree(self, error: TuttiError | None) -> None:
         """Go on if no rank has an error; otherwise every rank raises the same one, and names who had it."""

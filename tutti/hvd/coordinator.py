@@ -1,0 +1,227 @@
+"""Who is ready for what: the logic of rank 0, without any communication of its own.
+
+Ranks submit operations by name, each in its own order. An operation is granted when all ranks of its process set have
+submitted it, and all of them then do it in the order of the grants. What does not agree is refused on all ranks.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tutti.hvd.messages import ADASUM, GLOBAL_SET, OP_NAMES, UNNAMED, Key, Message, Request, Response
+
+_ROWS_MAY_DIFFER = ("allgather", "alltoall")
+_HAVE_ROWS = ("allgather", "alltoall", "reducescatter")
+_CACHED = ("allreduce", "broadcast", "reducescatter", "barrier")  # whose requests are the same on all ranks
+_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint8": 1, "int8": 1, "bool": 1}
+
+
+@dataclass
+class Waiting:
+    """An operation that some ranks have submitted."""
+
+    first: Request
+    since: float
+    requests: dict[int, Request] = field(default_factory=dict)
+    warned: bool = False
+
+
+class Coordinator:
+    """Takes messages, gives responses; every call says what time it is."""
+
+    def __init__(self, size: int, sets: dict[int, tuple[int, ...]], fusion_bytes: int, capacity: int) -> None:
+        self._size = size
+        self._sets = sets
+        self._fusion_bytes = fusion_bytes
+        self._capacity = capacity
+        self._waiting: dict[Key, Waiting] = {}
+        self._known: list[Request] = []
+        self._numbers: dict[Request, int] = {}
+        self._joined: list[int] = []  # in the order in which they came
+
+    def receive(self, message: Message, now: float) -> None:
+        """Note what a rank has submitted."""
+        for request in (*message.requests, *(self._known[number] for number in message.known)):
+            waiting = self._waiting.setdefault(request.key, Waiting(request, now))
+            waiting.requests[message.rank] = request
+            if request.kind == "join":
+                self._joined.append(message.rank)
+
+    def grants(self) -> list[Response]:
+        """What all ranks can do now: single operations, and small ones of a kind as one."""
+        responses = [response for keys in list(self._ready()) for response in self._decide(keys)]
+        return self._fused(responses) + self._all_joined()
+
+    def stalled(self, now: float, after_seconds: float) -> list[str]:
+        """A line for each operation that has waited so long, with the ranks that are missing; each is told once."""
+        lines = []
+        for (number, name), waiting in self._waiting.items():
+            if waiting.first.kind == "join" or waiting.warned or now - waiting.since < after_seconds:
+                continue
+            waiting.warned = True
+            missing = [r for r in self._sets[number] if r not in waiting.requests and r not in self._joined]
+            lines.append(f"{name}: missing ranks {_listed(missing)}; ready ranks {_listed(waiting.requests)}")
+        return lines
+
+    def oldest(self) -> float | None:
+        """Since when the longest waiting operation has waited."""
+        times = [waiting.since for waiting in self._waiting.values() if waiting.first.kind != "join"]
+        return min(times, default=None)
+
+    def _ready(self) -> Iterable[list[Key]]:
+        """The operations that every rank which still has data has submitted; groups when all of them are."""
+        groups: dict[str, list[Key]] = {}
+        refused: set[Key] = set()
+        for key, waiting in self._waiting.items():
+            request = waiting.first
+            if request.kind == "join" or key in refused or not self._all(key):
+                continue
+            names = _groups(waiting)
+            if len(names) > 1:  # what only some ranks have in a group is refused, and the whole group with it
+                taken = [each for each, other in self._waiting.items() if each == key or names & _groups(other) - {""}]
+                refused.update(taken)
+                yield taken
+            elif not request.group:
+                yield [key]
+            else:
+                group = groups.setdefault(names.pop(), [])
+                group.append(key)
+                if len(group) == request.group_size:
+                    yield group
+
+    def _all(self, key: Key) -> bool:
+        """Whether all ranks are here; those that have joined count, unless nobody else is."""
+        there = self._waiting[key].requests
+        return all(rank in there or rank in self._joined for rank in self._sets[key[0]])
+
+    def _decide(self, keys: list[Key]) -> list[Response]:
+        """Grant or refuse operations that belong together, and forget them."""
+        entries = [self._waiting.pop(key) for key in keys]
+        errors = [error for entry in entries if (error := self._problem(entry))]
+        requests = tuple(entry.requests[min(entry.requests)] for entry in entries)
+        if errors:
+            return [Response(requests[0].kind, requests[0].process_set, requests, error="\n".join(errors))]
+        members = self._sets[requests[0].process_set]
+        joined = tuple(rank for rank in members if rank not in entries[0].requests)
+        alike: dict[tuple[object, ...], list[Waiting]] = {}  # a group may hold several types of numbers
+        for entry in entries:
+            alike.setdefault((entry.first.dtype, entry.first.device), []).append(entry)
+        return [self._granted(each, joined) for each in alike.values()]
+
+    def _granted(self, entries: list[Waiting], joined: tuple[int, ...]) -> Response:
+        requests = tuple(entry.requests[min(entry.requests)] for entry in entries)
+        first = requests[0]
+        numbers = tuple(self._number(request) for request in requests)
+        sizes = tuple(self._sizes(entry) for entry in entries) if first.kind in _ROWS_MAY_DIFFER else ()
+        return Response(first.kind, first.process_set, requests, numbers, sizes=sizes, joined=joined)
+
+    def _problem(self, entry: Waiting) -> str:
+        """Why an operation cannot be done: what differs, on which ranks, with both values."""
+        ranks = sorted(entry.requests)
+        reference, name = entry.requests[ranks[0]], entry.first.key[1]
+        if reference.kind not in ("allreduce", "barrier") and len(ranks) < len(self._sets[entry.first.process_set]):
+            return f"{name}: {reference.kind} is not supported with Join at this time."
+        for rank in ranks[1:]:
+            for what, mine, theirs in _compared(reference, entry.requests[rank]):
+                if mine != theirs:
+                    return (
+                        f"{name}: mismatched {what}: rank {ranks[0]} has {mine}, rank {rank} has {theirs}. "
+                        "Expected the same on all ranks."
+                    )
+        if reference.kind in _HAVE_ROWS and not reference.shape:
+            return f"{name}: {reference.kind} of tensors without dimensions: expected at least one, which counts rows."
+        return ""
+
+    def _number(self, request: Request) -> int:
+        """The number of a request that will come again, or -1."""
+        if request.kind not in _CACHED or request.name.startswith(UNNAMED):
+            return -1
+        if request not in self._numbers and len(self._known) < self._capacity:
+            self._numbers[request] = len(self._known)
+            self._known.append(request)
+        return self._numbers.get(request, -1)
+
+    def _sizes(self, entry: Waiting) -> tuple[int, ...]:
+        """First dimensions (allgather) or splits (alltoall) of all ranks, one rank after the other."""
+        members = [entry.requests[rank] for rank in self._sets[entry.first.process_set]]
+        if entry.first.kind == "allgather":
+            return tuple(request.shape[0] for request in members)
+        return tuple(rows for request in members for rows in request.splits)
+
+    def _fused(self, responses: list[Response]) -> list[Response]:
+        """Granted all-reduces that can travel in one message, put together in the order in which they came."""
+        out: list[Response] = []
+        open_places: dict[tuple[object, ...], int] = {}
+        filled: dict[int, int] = {}
+        for response in responses:
+            first = response.requests[0]
+            mergeable = first.kind == "allreduce" and not response.error and first.op != ADASUM
+            if not mergeable:
+                out.append(response)
+                continue
+            like = (
+                first.process_set,
+                first.dtype,
+                first.device,
+                first.op,
+                first.prescale,
+                first.postscale,
+                response.joined,
+            )
+            size = sum(_bytes(request) for request in response.requests)
+            place = open_places.get(like)
+            if place is None or filled[place] + size > self._fusion_bytes:
+                place = open_places[like] = len(out)
+                filled[place] = 0
+                out.append(response)
+            else:
+                out[place] = _merged(out[place], response)
+            filled[place] += size
+        return out
+
+    def _all_joined(self) -> list[Response]:
+        """The end of a join, when every rank has come to it."""
+        if len(self._joined) < self._size:
+            return []
+        requests = tuple(self._waiting.pop(key).first for key in list(self._waiting) if key[1].startswith("join."))
+        last, self._joined = self._joined[-1], []
+        return [Response("join", GLOBAL_SET, requests, last_joined=last)]
+
+
+def _groups(waiting: Waiting) -> set[str]:
+    """The groups that ranks have it in; a group has another name for each number of tensors."""
+    return {
+        f"{request.process_set}.{request.kind}.{request.group} of {request.group_size}" if request.group else ""
+        for request in waiting.requests.values()
+    }
+
+
+def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, object]]:
+    """What must agree between two ranks, in the order in which it is told."""
+    yield "operations", one.kind, other.kind
+    yield "data types", one.dtype, other.dtype
+    if one.kind in _ROWS_MAY_DIFFER:
+        yield "numbers of dimensions", len(one.shape), len(other.shape)
+        yield "shapes after the first dimension", one.shape[1:], other.shape[1:]
+    else:
+        yield "shapes", one.shape, other.shape
+    yield "reduce operations", OP_NAMES[one.op], OP_NAMES[other.op]
+    yield "prescale factors", one.prescale, other.prescale
+    yield "postscale factors", one.postscale, other.postscale
+    yield "root ranks", one.root, other.root
+    yield "devices", one.device, other.device
+    yield "groups", (one.group, one.group_size), (other.group, other.group_size)
+
+
+def _merged(one: Response, other: Response) -> Response:
+    return Response(
+        one.kind, one.process_set, one.requests + other.requests, one.numbers + other.numbers, joined=one.joined
+    )
+
+
+def _bytes(request: Request) -> int:
+    return math.prod(request.shape) * _BYTES.get(request.dtype, 4)
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return "[" + ", ".join(map(str, sorted(ranks))) + "]"

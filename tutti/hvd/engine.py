@@ -1,0 +1,303 @@
+"""The engine: operations are submitted from any thread, matched by name over ranks, and carried out in one order.
+
+Three threads, of which the last is on rank 0 alone: one tells the coordinator what was submitted here, one carries out
+what it grants, and one is the coordinator. None of them polls; each waits for the next thing to come.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tutti.hvd.channel import Channel, ChannelClosed
+from tutti.hvd.coordinator import Coordinator
+from tutti.hvd.errors import SHUT_DOWN, HorovodInternalError
+from tutti.hvd.execute import Members, Work, abort, carry_out
+from tutti.hvd.messages import UNNAMED, Key, Message, Request, Response
+
+HEARTBEAT_SECONDS = 5.0
+SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead
+PATIENCE_SECONDS = 5.0  # for the others at the end
+
+log = logging.getLogger("tutti.hvd")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the HOROVOD_* variables say about the engine."""
+
+    fusion_bytes: int = 128 << 20
+    cache_capacity: int = 1024
+    cycle_seconds: float = 0.001  # how long submissions are gathered before they are told, while nobody waits for one
+    stall_warning_seconds: float | None = 60.0
+    stall_shutdown_seconds: float = 0.0  # 0: never
+
+
+@dataclass
+class Pending:
+    """An operation between its submission and the moment its result is taken."""
+
+    request: Request
+    work: Work
+    ready: torch.cuda.Event | None = None  # when the GPU has made what goes in
+    done: threading.Event = field(default_factory=threading.Event)
+    finished: torch.cuda.Event | None = None  # when the GPU has made what comes out
+    error: str = ""
+    last_joined: int = -1
+    given: Any = None  # what the caller knows the output as
+    hurry: Callable[[], None] = lambda: None
+
+    def fail(self, error: str) -> None:
+        self.error = error
+        self.done.set()
+
+    def result(self) -> Work:
+        """Wait for the end; on a GPU the stream of the caller waits, not the caller."""
+        if not self.done.is_set():
+            self.hurry()
+            self.done.wait()
+        if self.error:
+            raise HorovodInternalError(self.error)
+        if self.finished is not None:
+            torch.cuda.current_stream().wait_event(self.finished)
+        return self.work
+
+
+class Engine:
+    """One rank's part of a job; `sets` holds the process sets this rank knows, by number."""
+
+    def __init__(self, rank: int, size: int, channel: Channel, sets: dict[int, Members], settings: Settings) -> None:
+        self.rank, self.size, self.sets = rank, size, sets
+        self._channel = channel
+        self._settings = settings
+        self._table: dict[Key, Pending] = {}
+        self._outbox: list[Request] = []
+        self._numbers: dict[Request, int] = {}
+        self._requests: dict[int, Request] = {}  # by their numbers
+        self._told: set[int] = set()  # numbers that all ranks concerned know, on rank 0
+        self._urgent = False  # somebody waits for a result
+        self._unnamed: dict[int, itertools.count[int]] = defaultdict(itertools.count)
+        self._changed = threading.Condition()
+        self._leaves = False
+        self.failed = False  # connections broke here, of an operation or to the coordinator
+        self._ended = ""  # why no operation can be done any more
+        self._stream: torch.cuda.Stream | None = None
+        work = [self._tell, self._carry_out] + ([self._coordinate] if rank == 0 else [])
+        self._threads = [threading.Thread(target=each, name=f"hvd{each.__name__}", daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, *operations: tuple[Request, Work]) -> list[Pending]:
+        """Submit operations together; a name that is in flight already is refused, and nothing is submitted then."""
+        with self._changed:
+            if self._ended:
+                raise HorovodInternalError(self._ended)
+            for request, _ in operations:
+                if request.key in self._table:
+                    raise ValueError(
+                        f"Requested to {request.kind} a tensor with the same name as another tensor that is currently "
+                        f"being processed: {request.name!r}. If you want to request another tensor, use a different "
+                        "tensor name."
+                    )
+            pending = [Pending(request, work, _recorded(work), hurry=self._hurry) for request, work in operations]
+            for each in pending:
+                self._table[each.request.key] = each
+                self._outbox.append(each.request)
+            self._changed.notify()
+        return pending
+
+    def _hurry(self) -> None:
+        with self._changed:
+            self._urgent = True
+            self._changed.notify()
+
+    def next_name(self, process_set: int) -> str:
+        """A name for what has none: the first, second, ... that was submitted so in this set."""
+        return f"{UNNAMED}{next(self._unnamed[process_set])}"
+
+    def shut_down(self) -> bool:
+        """End the job for all ranks; what is pending anywhere fails. Whether all threads have ended."""
+        with self._changed:
+            self._leaves = True
+            self._changed.notify()
+        for thread in self._threads:
+            thread.join(PATIENCE_SECONDS)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # The thread that tells the coordinator what was submitted here.
+
+    def _tell(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._outbox or self._leaves or self._ended, HEARTBEAT_SECONDS)
+                if self._outbox:  # more may follow; one message for all of them is quicker for everybody
+                    at_once = self._changed.wait_for(self._must_tell, self._settings.cycle_seconds)
+                    self._urgent = self._urgent and not at_once
+                if self._ended and not self.failed:
+                    return
+                requests, self._outbox = self._outbox, []
+                leaves = self._leaves or self.failed
+            numbers = [self._numbers.get(request, -1) for request in requests]  # once: they may get one any moment
+            known = tuple(number for number in numbers if number >= 0)
+            new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
+            try:
+                self._channel.say(Message(self.rank, new, known, leaves))
+            except ChannelClosed as error:
+                self._lose(error)
+                return
+            if leaves:
+                return
+
+    def _must_tell(self) -> bool:
+        return bool(self._urgent or self._leaves or self._ended)
+
+    # The thread that carries out what the coordinator grants.
+
+    def _carry_out(self) -> None:
+        try:
+            while not self._ended:
+                for response in self._channel.responses():
+                    if response.kind == "shutdown":
+                        self._end(response.error or SHUT_DOWN)
+                    if self._ended:
+                        break
+                    self._do(response)
+            self._channel.part(self.size, PATIENCE_SECONDS)
+        except ChannelClosed as error:
+            self._lose(error)
+
+    def _do(self, response: Response) -> None:
+        if response.numbers and not response.requests:
+            response = replace(response, requests=tuple(self._requests[number] for number in response.numbers))
+        with self._changed:
+            pending = [self._table.pop(request.key, None) for request in response.requests]
+        mine = [each for each in pending if each is not None]
+        if response.error:
+            for each in mine:
+                each.fail(response.error)
+            return
+        for request, number in zip(response.requests, response.numbers, strict=False):
+            if number >= 0:
+                self._numbers[request], self._requests[number] = number, request
+        try:
+            self._run(response, pending)
+        except Exception as error:
+            text = f"{response.requests[0].key[1]} failed: {error}. {SHUT_DOWN}"
+            self.failed = True
+            self._end(text)
+            for each in mine:
+                each.fail(text)
+            with suppress(Exception):  # they may be closed already
+                abort(self.sets[response.process_set])
+            return
+        if response.kind == "join":
+            self._unnamed.clear()  # ranks have had different numbers of operations
+        for each in mine:
+            each.last_joined = response.last_joined
+            each.done.set()
+
+    def _run(self, response: Response, pending: list[Pending | None]) -> None:
+        works = [each.work if each is not None else None for each in pending]
+        members = self.sets[response.process_set]
+        if not any(request.device == "cuda" for request in response.requests):
+            carry_out(response, works, members)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            for each in pending:
+                if each is not None and each.ready is not None:
+                    self._stream.wait_event(each.ready)
+            carry_out(response, works, members)
+            finished = self._stream.record_event()
+        for each in pending:
+            if each is not None:
+                each.finished = finished  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _lose(self, error: ChannelClosed) -> None:
+        if not self._ended:  # afterwards nothing more is expected from there
+            self.failed = True
+            self._end(f"rank 0, which coordinates all ranks, has ended or cannot be reached ({error}). {SHUT_DOWN}")
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            self._ended = self._ended or why
+            left, self._table = list(self._table.values()), {}
+            self._changed.notify_all()
+        for each in left:
+            each.fail(why)
+
+    # The thread of the coordinator, on rank 0.
+
+    def _coordinate(self) -> None:
+        ranks = {number: members.ranks for number, members in self.sets.items()}
+        coordinator = Coordinator(self.size, ranks, self._settings.fusion_bytes, self._settings.cache_capacity)
+        heard = dict.fromkeys(range(self.size), time.monotonic())
+        try:
+            while True:
+                messages, now = self._channel.hear(), time.monotonic()
+                for message in messages:
+                    heard[message.rank] = now
+                    coordinator.receive(message, now)
+                left = [message.rank for message in messages if message.leaves]
+                error = SHUT_DOWN if left else self._watched(coordinator, heard, now)
+                if error:
+                    self._answer_all([Response("shutdown", error=error)])
+                    return
+                self._answer([self._shortened(response) for response in coordinator.grants()])
+        except ChannelClosed as closed:
+            self._lose(closed)
+        except Exception as error:  # whatever it is, nobody must wait for ever
+            log.exception("the coordinator of all ranks failed")
+            self._answer_all([Response("shutdown", error=f"the coordinator failed: {error!r}. {SHUT_DOWN}")])
+
+    def _shortened(self, response: Response) -> Response:
+        """Without the requests, where all who get it know them by their numbers."""
+        if response.error or not response.numbers or min(response.numbers) < 0:
+            return response
+        if self._told.issuperset(response.numbers):
+            return replace(response, requests=())
+        self._told.update(response.numbers)
+        return response
+
+    def _answer(self, responses: list[Response]) -> None:
+        for rank in range(self.size) if responses else ():
+            own = [response for response in responses if rank in self.sets[response.process_set].ranks]
+            if own:
+                self._channel.answer(rank, own)
+
+    def _answer_all(self, responses: list[Response]) -> None:
+        for rank in range(self.size):
+            self._channel.answer(rank, responses)
+
+    def _watched(self, coordinator: Coordinator, heard: dict[int, float], now: float) -> str:
+        """Warn of operations that some ranks never submit; an error when a rank is gone or a stall is too long."""
+        silent = [rank for rank, last in heard.items() if now - last > SILENCE_SECONDS]
+        if silent:
+            ranks = ", ".join(map(str, silent))
+            return f"rank {ranks} has not been heard of for {SILENCE_SECONDS:g} s and is taken for dead. {SHUT_DOWN}"
+        warning = self._settings.stall_warning_seconds
+        if warning is None:
+            return ""
+        for line in coordinator.stalled(now, warning):
+            log.warning(
+                "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+                "waiting for remainder of ranks for more than %g seconds. %s",
+                warning,
+                line,
+            )
+        limit, oldest = self._settings.stall_shutdown_seconds, coordinator.oldest()
+        if limit >= warning and oldest is not None and now - oldest > limit:
+            return f"an operation has waited for more than {limit:g} s for some ranks. {SHUT_DOWN}"
+        return ""
+
+
+def _recorded(work: Work) -> torch.cuda.Event | None:
+    return torch.cuda.current_stream().record_event() if work.tensor.is_cuda else None  # pyright: ignore[reportReturnType]

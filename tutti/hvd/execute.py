@@ -1,0 +1,176 @@
+"""Granted operations, carried out by torch.distributed on every rank of a process set."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from tutti.hvd.messages import AVERAGE, MAX, MIN, PRODUCT, SUM, Request, Response
+
+_REDUCTIONS = {
+    AVERAGE: dist.ReduceOp.SUM,
+    SUM: dist.ReduceOp.SUM,
+    MIN: dist.ReduceOp.MIN,
+    MAX: dist.ReduceOp.MAX,
+    PRODUCT: dist.ReduceOp.PRODUCT,
+}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    )
+}  # fmt: skip
+
+
+@dataclass
+class Work:
+    """A rank's tensors for one operation: what goes in, where the result goes, and what else comes back."""
+
+    tensor: torch.Tensor
+    output: torch.Tensor | None  # of the right size where that is known beforehand, and perhaps the tensor itself
+    received_splits: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a process set, where this rank stands among them, and torch's group for it."""
+
+    ranks: tuple[int, ...]
+    place: int
+    group: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def carry_out(response: Response, works: Sequence[Work | None], members: Members) -> None:
+    """Do what a response says; a rank that has joined has no work of its own and lends zeros."""
+    if response.kind == "allreduce":
+        _allreduce(response.requests, works, members)
+        return
+    for place, (request, work) in enumerate(zip(response.requests, works, strict=True)):
+        assert work is not None or request.kind in ("barrier", "join")
+        if request.kind == "allgather" and work:
+            _allgather(work, response.sizes[place], members)
+        elif request.kind == "broadcast" and work:
+            _broadcast(request, work, members)
+        elif request.kind == "alltoall" and work:
+            _alltoall(work, response.sizes[place], members)
+        elif request.kind == "reducescatter" and work:
+            _reducescatter(request, work, members)
+
+
+def abort(members: Members) -> None:
+    """Close the connections of a set, so that no rank waits for one that has given up."""
+    group = members.group or dist.group.WORLD
+    if members.size > 1 and group is not None:
+        group.abort()
+        dist.destroy_process_group(group)
+
+
+def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], members: Members) -> None:
+    """One message for all of them: side by side in a buffer, unless there is only one."""
+    first = requests[0]
+    single = works[0] if len(works) == 1 else None
+    if single is not None and single.output is not None and single.output.is_contiguous():
+        buffer = single.output.view(-1)
+        if single.output is not single.tensor:
+            buffer.copy_(single.tensor.reshape(-1))
+        _reduce(buffer, first, members)
+        return
+    sizes = [math.prod(request.shape) for request in requests]
+    buffer = torch.zeros(sum(sizes), dtype=DTYPES[first.dtype], device=_device(first, works))
+    parts = buffer.split(sizes)
+    pairs = [(part, work) for part, work in zip(parts, works, strict=True) if work is not None]
+    if pairs:
+        torch._foreach_copy_([part for part, _ in pairs], [work.tensor.reshape(-1) for _, work in pairs])
+    _reduce(buffer, first, members)
+    outputs = [(work.output, part) for part, work in pairs if work.output is not None]
+    if outputs:
+        torch._foreach_copy_([out for out, _ in outputs], [part.view(out.shape) for out, part in outputs])
+
+
+def _reduce(buffer: torch.Tensor, request: Request, members: Members) -> None:
+    scale(buffer, request.prescale)
+    if members.size > 1:
+        dist.all_reduce(buffer, _REDUCTIONS[request.op], members.group)
+    scale(buffer, request.postscale / members.size if request.op == AVERAGE else request.postscale)
+
+
+def scale(buffer: torch.Tensor, factor: float) -> None:
+    """Multiply in place: whole numbers in double precision and cut off, half precision in single."""
+    if factor == 1.0:
+        return
+    if not buffer.is_floating_point():
+        buffer.copy_(buffer.double().mul_(factor).trunc_())
+    elif buffer.dtype in (torch.float16, torch.bfloat16) and buffer.device.type == "cpu":
+        buffer.copy_(buffer.float().mul_(factor))
+    else:
+        buffer.mul_(factor)
+
+
+def _allgather(work: Work, rows: Sequence[int], members: Members) -> None:
+    """First dimensions may differ: short ones travel filled up to the longest."""
+    inner = work.tensor.shape[1:]
+    most = max(rows)
+    whole = work.tensor.new_empty((members.size * most, *inner))
+    own = whole.new_zeros((most, *inner))
+    own[: len(work.tensor)] = work.tensor
+    if most and members.size > 1:
+        dist.all_gather_into_tensor(_as_bytes(whole), _as_bytes(own), members.group)
+    elif most:
+        whole.copy_(own)
+    parts = [part[:count] for part, count in zip(whole.split(most) if most else [], rows, strict=False)]
+    work.output = torch.cat(parts) if parts else whole
+
+
+def _broadcast(request: Request, work: Work, members: Members) -> None:
+    assert work.output is not None
+    if work.output is not work.tensor:
+        work.output.copy_(work.tensor)
+    if members.size > 1 and work.output.numel():
+        dist.broadcast(_as_bytes(work.output), request.root, members.group)
+
+
+def _alltoall(work: Work, splits: Sequence[int], members: Members) -> None:
+    """Rows for each rank; the table of all ranks' splits came with the grant."""
+    size, place = members.size, members.place
+    sent = splits[place * size : (place + 1) * size]
+    received = [splits[other * size + place] for other in range(size)]
+    tensor = work.tensor[: sum(sent)].contiguous()
+    work.output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+    work.received_splits = torch.tensor(received, dtype=torch.int32)
+    width = math.prod(tensor.shape[1:]) * tensor.element_size()
+    if size == 1:
+        work.output.copy_(tensor)
+        return
+    parts = ([rows * width for rows in counts] for counts in (received, sent))
+    dist.all_to_all_single(_as_bytes(work.output), _as_bytes(tensor), *parts, group=members.group)
+
+
+def _reducescatter(request: Request, work: Work, members: Members) -> None:
+    """The first ranks get one more row where rows do not divide."""
+    whole = work.tensor.clone(memory_format=torch.contiguous_format)
+    _reduce(whole.view(-1), request, members)
+    counts = scattered_rows(len(whole), members.size)
+    begin = sum(counts[: members.place])
+    work.output = whole[begin : begin + counts[members.place]].clone()
+
+
+def scattered_rows(rows: int, size: int) -> list[int]:
+    """How many rows each rank gets."""
+    return [rows // size + (place < rows % size) for place in range(size)]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes: Gloo does not know all kinds of numbers, and need not when it only moves them."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _device(request: Request, works: Sequence[Work | None]) -> torch.device:
+    tensors = [work.tensor for work in works if work is not None]
+    return tensors[0].device if tensors else torch.device(request.device)

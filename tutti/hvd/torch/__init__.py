@@ -1,0 +1,73 @@
+"""`import tutti.hvd.torch as hvd`: Horovod's API for PyTorch, by its names."""
+
+# ruff: noqa: F401
+
+from tutti.hvd.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from tutti.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tutti.hvd.process_sets import ProcessSet
+from tutti.hvd.torch.collectives import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_reducescatter,
+    reducescatter,
+)
+from tutti.hvd.torch.compression import Compression
+from tutti.hvd.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    sparse_allreduce_async,
+)
+from tutti.hvd.torch.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    join,
+    poll,
+    reducescatter_async,
+    synchronize,
+)
+from tutti.hvd.torch.optimizer import DistributedOptimizer
+from tutti.hvd.torch.sync_batch_norm import SyncBatchNorm
