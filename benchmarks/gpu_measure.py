@@ -70,7 +70,7 @@ def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, target
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
     objects = build.Objects(train_data=_Samples(inputs, targets), valid_data=None)
-    pieces = build._build_pieces(config, objects, placement, device)
+    pieces = build.build_pieces(config, objects, placement, device)
     plan = make_plan(config, 1, len(inputs))
     learner = Learner(config, plan, group, device, pieces.model, pieces.criterion, pieces.optimizer)
     meter = Meter({}, device)

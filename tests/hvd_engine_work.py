@@ -1,6 +1,5 @@
 """What ranks do in the tests of the Horovod engine; each function runs on every rank."""
 
-import functools
 import logging
 import os
 import random
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hvd_jobs import in_a_job, refused
 
 from tutti.hvd import basics, engine
 from tutti.hvd.channel import StoreChannel
@@ -20,29 +20,6 @@ from tutti.hvd.torch import ops
 from tutti.hvd.torch.ops import Average, Max, Min, Product, Sum, poll, synchronize
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "bfloat16", "float32", "float64")
-
-
-def in_a_job(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Between init and a shutdown that no rank begins before all are done."""
-
-    @functools.wraps(work)
-    def whole(*arguments: Any) -> Any:
-        basics.init()
-        answer = work(*arguments)
-        ops.barrier()
-        basics.shutdown()
-        return answer
-
-    return whole
-
-
-def refused(call: Callable[[], Any]) -> tuple[str, str]:
-    """The type and text of the error that a call ends with."""
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    raise AssertionError("no error")
 
 
 def waits(handle: int) -> tuple[str, str]:
@@ -523,7 +500,7 @@ def leave_at_once(last: str) -> Any:
     """End the process right after an operation that rank 0 can be through with before the others have heard of it."""
     if os.environ["RANK"] != "0":
         wait = StoreChannel.responses
-        StoreChannel.responses = lambda self: (time.sleep(0.3), wait(self))[1]  # slow to hear
+        StoreChannel.responses = lambda self, seconds: (time.sleep(0.3), wait(self, seconds))[1]  # slow to hear
     basics.init()
     if last == "barrier":
         ops.barrier()

@@ -1,12 +1,12 @@
 """What ranks do in the tests of Horovod's optimizer, broadcasts and batch norm; each function runs on every rank."""
 
-import functools
 import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from hvd_jobs import in_a_job, refused
 from torch import nn
 
 from tutti.hvd import basics
@@ -31,29 +31,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "ASGD": {"lr": 0.01},
     "Rprop": {"lr": 0.01},
 }
-
-
-def in_a_job(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Between init and a shutdown that no rank begins before all are done."""
-
-    @functools.wraps(work)
-    def whole(*arguments: Any) -> Any:
-        basics.init()
-        answer = work(*arguments)
-        ops.barrier()
-        basics.shutdown()
-        return answer
-
-    return whole
-
-
-def refused(call: Callable[[], Any]) -> tuple[str, str]:
-    """The type and text of the error that a call ends with."""
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    raise AssertionError("no error")
 
 
 def network(seed: int = 0) -> nn.Sequential:

@@ -17,7 +17,7 @@ from tutti.errors import ConfigError
 from tutti.models.unet3d import UNet3d
 from tutti.runtime.device import applies
 from tutti.runtime.discovery import discover
-from tutti.train.build import Objects, Pieces, _build_pieces
+from tutti.train.build import Objects, Pieces, build_pieces
 from tutti.train.fit import fit
 from tutti.train.learner import Pass
 
@@ -46,7 +46,7 @@ def trained(speed: dict[str, Any], out: Path, ranks: int = 1, **values: Any) -> 
 
 
 def pieces(speed: dict[str, Any], objects: Objects | None = None, **values: Any) -> Pieces:
-    return _build_pieces(resolve_values(VALUES | values | {"speed": speed}), objects or Objects(), discover({}), CPU)
+    return build_pieces(resolve_values(VALUES | values | {"speed": speed}), objects or Objects(), discover({}), CPU)
 
 
 @pytest.mark.parametrize(

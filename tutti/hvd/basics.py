@@ -1,6 +1,7 @@
 """Start and end of a job, and who this rank is in it; the same for every framework."""
 
 import atexit
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,29 +40,33 @@ _generation = 0
 
 
 def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the other ranks; a second call does nothing."""
+    """Join the other ranks; a second call does nothing. Who they are is the launcher's word, not a communicator's."""
     global _job, _group, _connections, _generation
     if _job is not None:
         return
     if _broken:
         raise HorovodInternalError("The connections between ranks broke in the last job. Start all ranks again.")
-    if comm is not None and not isinstance(comm, list | tuple):
-        comm = None  # an mpi4py communicator: ranks are found as they are without it
-    if process_sets == "dynamic":
-        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-        process_sets = None
+    if isinstance(process_sets, str):
+        raise NotImplementedError(
+            f"process_sets={process_sets!r}: sets that change while a job runs are not there yet. "
+            "Give them to hvd.init as a list of hvd.ProcessSet."
+        )
+    settings, runtime = _settings(os.environ), _runtime(os.environ)
     placement = discover(os.environ)
+    if isinstance(comm, list | tuple) and sorted(comm) != list(range(placement.world_size)):
+        raise NotImplementedError(
+            f"comm={list(comm)} of {placement.world_size} ranks: a job of some of the ranks is not there yet. "
+            "Leave comm out, and give hvd.ProcessSet(ranks) to hvd.init(process_sets=[...])."
+        )
     if _group is None:
-        _group = join(placement, _runtime(os.environ))
+        _group = join(placement, runtime)
         atexit.register(shutdown)
-    else:
-        _group.barrier("hvd.init()", _runtime(os.environ).start_timeout_seconds)
     size, rank = placement.world_size, placement.rank
     channel: Channel = LocalChannel()
     if size > 1:
         _connections = _connections or Connections(_group.store, coordinates=rank == 0)
         channel = StoreChannel(_connections, _generation, rank)
-    static = list(process_sets or []) if not isinstance(process_sets, str) else []
+    static = list(process_sets or [])
     problem: ValueError | None = None
     try:
         check_static(static, size)
@@ -74,7 +79,8 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         group = dist.new_group(list(ranks))  # every rank must enter, members or not
         sets[number] = Members(ranks, ranks.index(rank) if rank in ranks else -1, group)  # pyright: ignore
         each.process_set_id = number
-    _job = Job(Engine(rank, size, channel, sets, _settings(os.environ)), placement, static)
+    _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, who says nothing is taken for dead
+    _job = Job(Engine(rank, size, channel, sets, settings), placement, static)
     _generation += 1
     if problem is not None:
         raise problem
@@ -194,22 +200,27 @@ def ccl_built() -> bool:
 
 
 def _settings(env: Mapping[str, str]) -> Settings:
-    def number(name: str, default: float) -> float:
-        try:
-            return float(env.get(f"HOROVOD_{name}", default))
-        except ValueError:
-            return default
-
     checks = env.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("0", "")
     return Settings(
-        fusion_bytes=int(number("FUSION_THRESHOLD", 128 << 20)),
-        cache_capacity=int(number("CACHE_CAPACITY", 1024)),
-        cycle_seconds=number("CYCLE_TIME", 1.0) / 1000,
-        stall_warning_seconds=number("STALL_CHECK_TIME_SECONDS", 60.0) if checks else None,
-        stall_shutdown_seconds=number("STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        fusion_bytes=int(_number(env, "FUSION_THRESHOLD", 128 << 20)),
+        cache_capacity=int(_number(env, "CACHE_CAPACITY", 1024)),
+        cycle_seconds=_number(env, "CYCLE_TIME", 1.0) / 1000,
+        stall_warning_seconds=_number(env, "STALL_CHECK_TIME_SECONDS", 60.0) if checks else None,
+        stall_shutdown_seconds=_number(env, "STALL_SHUTDOWN_TIME_SECONDS", 0.0),
     )
 
 
 def _runtime(env: Mapping[str, str]) -> RuntimeConfig:
-    seconds = float(env.get("HOROVOD_START_TIMEOUT", "0") or 0) or 300.0
-    return RuntimeConfig(start_timeout_seconds=seconds)
+    return RuntimeConfig(start_timeout_seconds=_number(env, "START_TIMEOUT", 0.0) or 300.0)
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    """A number from the environment; what is none, or below 0, is refused by the variable's name."""
+    given = env.get(f"HOROVOD_{name}") or str(default)
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ValueError(f"HOROVOD_{name}={given!r}: expected a number, 0 or more. Set it right, or unset it.")
+    return value

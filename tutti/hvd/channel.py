@@ -27,7 +27,7 @@ class Channel(Protocol):
 
     def answer(self, rank: int, responses: list[Response]) -> None: ...
 
-    def responses(self) -> list[Response]: ...
+    def responses(self, deadline_seconds: float) -> list[Response]: ...
 
     def part(self, size: int, seconds: float) -> None: ...
 
@@ -51,8 +51,11 @@ class LocalChannel:
     def answer(self, rank: int, responses: list[Response]) -> None:
         self._down.put(responses)
 
-    def responses(self) -> list[Response]:
-        return self._down.get()
+    def responses(self, deadline_seconds: float) -> list[Response]:
+        try:
+            return self._down.get(timeout=deadline_seconds)
+        except queue.Empty as error:
+            raise ChannelClosed(f"nothing came for {deadline_seconds:g} s") from error
 
     def part(self, size: int, seconds: float) -> None:
         """Nobody else is there."""
@@ -70,7 +73,8 @@ class Connections:
 class StoreChannel:
     """Queues in the TCP store that rank 0 holds.
 
-    Waits have no deadline here: every rank says something every few seconds, and a store that dies ends them.
+    Ranks and coordinator say something every few seconds, if only that they are there: a rank that hears nothing for
+    longer takes the coordinator for dead, and the coordinator counts for itself who is silent.
     """
 
     def __init__(self, connections: Connections, generation: int, rank: int) -> None:
@@ -100,8 +104,9 @@ class StoreChannel:
         with _connected():
             self._to.to_hear.queue_push(f"{self._down}/{rank}", pickle.dumps(responses))
 
-    def responses(self) -> list[Response]:
+    def responses(self, deadline_seconds: float) -> list[Response]:
         with _connected():
+            self._to.to_wait.set_timeout(timedelta(seconds=deadline_seconds))
             return pickle.loads(self._pop(self._to.to_wait, self._own))
 
     def part(self, size: int, seconds: float) -> None:

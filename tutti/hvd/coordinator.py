@@ -90,7 +90,7 @@ class Coordinator:
                     yield group
 
     def _all(self, key: Key) -> bool:
-        """Whether all ranks are here; those that have joined count, unless nobody else is."""
+        """Whether all ranks are here; those that have joined need not submit anything."""
         there = self._waiting[key].requests
         return all(rank in there or rank in self._joined for rank in self._sets[key[0]])
 

@@ -23,7 +23,7 @@ from tutti.hvd.execute import Members, Work, abort, carry_out
 from tutti.hvd.messages import UNNAMED, Key, Message, Request, Response
 
 HEARTBEAT_SECONDS = 5.0
-SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead
+SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead, and soon after a silent coordinator
 PATIENCE_SECONDS = 5.0  # for the others at the end
 
 log = logging.getLogger("tutti.hvd")
@@ -163,7 +163,7 @@ class Engine:
     def _carry_out(self) -> None:
         try:
             while not self._ended:
-                for response in self._channel.responses():
+                for response in self._channel.responses(SILENCE_SECONDS + HEARTBEAT_SECONDS):
                     if response.kind == "shutdown":
                         self._end(response.error or SHUT_DOWN)
                     if self._ended:
@@ -172,6 +172,10 @@ class Engine:
             self._channel.part(self.size, PATIENCE_SECONDS)
         except ChannelClosed as error:
             self._lose(error)
+        except Exception as error:  # whatever it is, nobody must wait for ever
+            log.exception("the thread that carries out operations failed")
+            self.failed = True
+            self._end(f"rank {self.rank} failed: {error!r}. {SHUT_DOWN}")
 
     def _do(self, response: Response) -> None:
         if response.numbers and not response.requests:
@@ -240,6 +244,7 @@ class Engine:
         ranks = {number: members.ranks for number, members in self.sets.items()}
         coordinator = Coordinator(self.size, ranks, self._settings.fusion_bytes, self._settings.cache_capacity)
         heard = dict.fromkeys(range(self.size), time.monotonic())
+        told = time.monotonic()  # when all ranks last had a sign of life from here
         try:
             while True:
                 messages, now = self._channel.hear(), time.monotonic()
@@ -252,6 +257,9 @@ class Engine:
                     self._answer_all([Response("shutdown", error=error)])
                     return
                 self._answer([self._shortened(response) for response in coordinator.grants()])
+                if now - told >= HEARTBEAT_SECONDS:
+                    self._answer_all([])
+                    told = now
         except ChannelClosed as closed:
             self._lose(closed)
         except Exception as error:  # whatever it is, nobody must wait for ever

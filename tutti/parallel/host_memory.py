@@ -27,14 +27,12 @@ class HostMemory:
         with _listen(folder / str(group.rank)) as own:
             whole = torch.from_file(str(folder / "tensors"), shared=True, size=2 * most_bytes, dtype=torch.uint8)
             group.barrier("the opening of shared memory")
-            lower = [_connect(folder / str(other), group.rank) for other in range(group.rank)]
+            lower = [_connect(folder / str(other), group.rank, timeout_seconds) for other in range(group.rank)]
             higher = [_accept(own, timeout_seconds) for _ in range(group.rank + 1, group.world_size)]
         group.barrier("the opening of shared memory")
         self._halves = whole.view(2, most_bytes)
         self._turn = 0
         self._others: dict[int, socket.socket] = dict(enumerate(lower)) | dict(higher)
-        for other in self._others.values():
-            other.settimeout(timeout_seconds)
 
     def average(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean over ranks, put into the tensor; summed in the order of ranks, so equal to the bit on all."""
@@ -114,8 +112,9 @@ def _listen(path: Path) -> socket.socket:
     return own
 
 
-def _connect(path: Path, rank: int) -> socket.socket:
+def _connect(path: Path, rank: int, timeout_seconds: float) -> socket.socket:
     other = socket.socket(socket.AF_UNIX)
+    other.settimeout(timeout_seconds)
     other.connect(str(path))
     other.sendall(rank.to_bytes(4, "little"))
     return other
@@ -124,4 +123,5 @@ def _connect(path: Path, rank: int) -> socket.socket:
 def _accept(own: socket.socket, timeout_seconds: float) -> tuple[int, socket.socket]:
     own.settimeout(timeout_seconds)
     other, _ = own.accept()
+    other.settimeout(timeout_seconds)
     return int.from_bytes(other.recv(4, socket.MSG_WAITALL), "little"), other

@@ -64,7 +64,7 @@ def build_job(
 ) -> Job:
     """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
     _agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
-    pieces = _agreed(group, functools.partial(_build_pieces, config, objects, group.placement, device))
+    pieces = _agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
     manifest = _agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
     if manifest and group.is_first:
         rewind(folder, manifest.step)
@@ -96,7 +96,8 @@ def build_job(
     return job
 
 
-def _build_pieces(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> Pieces:
+def build_pieces(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> Pieces:
+    """What a rank can build alone."""
     train_data, valid_data = objects.train_data, objects.valid_data
     if train_data is None:
         factory, options = config.data.locate(), config.data.options()

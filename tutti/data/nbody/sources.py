@@ -48,7 +48,6 @@ class HostSource:
     def __init__(self, read: Read, crop: int, device: torch.device, threads: int) -> None:
         self._read, self._crop, self._device = read, crop, device
         self._pool = ThreadPoolExecutor(threads, "crops") if threads > 1 else None
-        self._threads = threads
         self._local = threading.local()
         self._memory = _Memory()
         self._pinned: list[_Pinned] = []

@@ -42,6 +42,13 @@ class _Handle:
         return tuple(results) if self.grouped else results[0]
 
 
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the other ranks; handles of an earlier job are forgotten."""
+    if not basics.is_initialized():
+        _handles.clear()
+    basics.init(comm, process_sets)
+
+
 def poll(handle: int) -> bool:
     """Whether an operation is done."""
     if handle not in _handles:
