@@ -282,17 +282,18 @@ class DeviceSource:
     """The whole box on the device: crops are gathered and turned there, with nothing but choices sent to it.
 
     A symmetry turns the way through the box: a crop is read from a first cell with one signed stride for each axis.
+    The channels of a cell lie together, so that a way across the box's lines still reads pieces and not single numbers.
     """
 
     def __init__(
         self, fields: Iterator[tuple[str, np.ndarray]], crop: int, device: torch.device, compiled: bool
     ) -> None:
-        self._fields = {name: torch.from_numpy(field).to(device) for name, field in fields}
+        self._fields = {name: _channels_together(field, device) for name, field in fields}
         self._crop, self._device = crop, device
         self._gather = torch.compile(gather, dynamic=False) if compiled else gather
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
-        side = self._fields["Nbody"].shape[1]
+        side = len(self._fields["Nbody"])
         ways = torch.from_numpy(_ways(choices, self._crop, side))
         turns = torch.from_numpy(np.stack([_turns(name, choices) for name in CHANNELS]))
         if self._device.type == "cuda":
@@ -306,12 +307,22 @@ class DeviceSource:
 
 def gather(field: torch.Tensor, ways: torch.Tensor, turns: torch.Tensor, crop: int) -> torch.Tensor:
     """Crops of a field, samples x channels x crop^3 with the channels innermost in memory."""
-    steps = torch.arange(crop, device=field.device)
+    if field.numel() < 2**31:
+        ways, turns = ways.int(), turns.int()  # a GPU counts faster so
+    steps = torch.arange(crop, device=field.device, dtype=ways.dtype)
     first, along = ways[:, 0].view(-1, 1, 1, 1), ways[:, 1:].reshape(-1, 3, 1, 1, 1)
     cells = first + along[:, 0] * steps.view(-1, 1, 1) + along[:, 1] * steps.view(-1, 1) + along[:, 2] * steps
     spread = (len(ways), 1, 1, 1, -1)
-    index = cells.unsqueeze(-1) + turns[0].view(spread) * field[0].numel()
+    index = cells.unsqueeze(-1) * field.shape[-1] + turns[0].view(spread)
     return (field.view(-1)[index] * turns[1].view(spread)).permute(0, 4, 1, 2, 3)
+
+
+def _channels_together(field: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A field on the device as side^3 x channels, with one channel at a time on its way."""
+    together = torch.empty(*field.shape[1:], len(field), device=device)
+    for channel, values in enumerate(field):
+        together[..., channel] = torch.from_numpy(values).to(device)
+    return together
 
 
 def _ways(choices: Choices, crop: int, side: int) -> np.ndarray:
