@@ -35,12 +35,14 @@ $(VENV)/torch: constraints.txt
 	$(PIP) $(TORCH)
 	@touch $@
 
-$(VENV)/installed: $(VENV)/torch pyproject.toml
+$(VENV)/installed: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[digits]'
+	$(PIP) --no-deps --editable compat/horovod
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/torch pyproject.toml
+$(VENV)/installed-dev: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --editable compat/horovod
 	@touch $@ $(VENV)/installed
 
 # Launchers that the tests use for real; without them, or without the right to install them, those tests are skipped.

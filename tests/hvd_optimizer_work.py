@@ -261,7 +261,7 @@ def embed(options: dict[str, Any]) -> None:
         if len(step[basics.rank()]):
             table(step[basics.rank()]).square().sum().backward()
         optimizer.step()
-        assert table.weight.grad.is_sparse == (not options.get("sparse_as_dense"))
+        assert table.weight.grad.is_sparse
         plain.zero_grad()
         (reference(torch.cat(step)).square().sum() / basics.size()).backward()
         plain.step()
@@ -324,11 +324,6 @@ def work_in_a_process_set() -> None:
         assert model.weight.grad.item() == (3.0 if basics.rank() == 2 else 1.5)
     ops.barrier()
     basics.shutdown()
-
-
-@in_a_job
-def refuse_adasum() -> tuple[str, str]:
-    return refused(lambda: DistributedOptimizer(sgd(network()), op=Adasum))
 
 
 @in_a_job

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs Open MPI and MPICH from Debian's packages where this user may; otherwise says what will be skipped.
+# Installs Open MPI, MPICH and an ssh server from Debian's packages where this user may; otherwise says what will be skipped.
 set -u
 missing=()
 command -v mpirun.openmpi >/dev/null || missing+=(openmpi-bin)
 command -v mpiexec.mpich >/dev/null || missing+=(mpich)
+{ command -v sshd || test -x /usr/sbin/sshd; } >/dev/null || missing+=(openssh-server)
+command -v ssh >/dev/null || missing+=(openssh-client)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "not installed: ${missing[*]}; the tests that need them are skipped (as root: apt-get install ${missing[*]})"

@@ -11,7 +11,6 @@ from hvd_optimizer_work import (
     look_at_the_class,
     miss_gradients,
     network,
-    refuse_adasum,
     sgd,
     step_with_a_closure,
     synchronize_and_step,
@@ -94,11 +93,6 @@ def test_a_closure_is_followed_by_the_reduction() -> None:
 
 def test_a_rank_outside_the_process_set_trains_alone() -> None:
     run_ranks(3, work_in_a_process_set)
-
-
-def test_adasum_on_several_ranks_is_refused() -> None:
-    for kind, text in run_ranks(2, refuse_adasum):
-        assert kind == "NotImplementedError" and "Adasum" in text
 
 
 def test_the_wrapped_optimizer_is_one_of_its_class_with_the_same_groups_and_options() -> None:

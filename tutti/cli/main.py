@@ -60,7 +60,7 @@ def run(
     ranks: Ranks = None,
     out: Annotated[str, typer.Option(help="Where the run folder with the logs is made.")] = "runs",
 ) -> None:
-    """Start any script on several ranks, with the variables of torchrun."""
+    """Start any script on several ranks, with the variables of torchrun; `import horovod` finds tutti's."""
     from tutti.cli import train as command
 
     command.run(script, arguments or [], ranks, out)

@@ -1,7 +1,6 @@
 """Start and end of a job, and who this rank is in it; the same for every framework."""
 
 import atexit
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,13 @@ import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
 from tutti.hvd.channel import Channel, Connections, LocalChannel, StoreChannel
-from tutti.hvd.engine import Engine, Settings
+from tutti.hvd.elastic.membership import close_group, is_driven, membership
+from tutti.hvd.engine import Engine
 from tutti.hvd.errors import NOT_INITIALIZED, HorovodInternalError
-from tutti.hvd.execute import Members
+from tutti.hvd.execute import Members, form
 from tutti.hvd.messages import GLOBAL_SET
 from tutti.hvd.process_sets import ProcessSet, check_static, make_global_set
+from tutti.hvd.settings import number, read_settings
 from tutti.runtime.discovery import discover
 from tutti.runtime.group import Group, join
 from tutti.runtime.placement import Placement
@@ -29,6 +30,7 @@ class Job:
     engine: Engine
     placement: Placement
     sets: list[ProcessSet]  # without the global one
+    dynamic: bool  # sets may be added and removed
 
 
 global_process_set = make_global_set()
@@ -47,12 +49,16 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     if _broken:
         raise HorovodInternalError("The connections between ranks broke in the last job. Start all ranks again.")
     if isinstance(process_sets, str):
-        raise NotImplementedError(
-            f"process_sets={process_sets!r}: sets that change while a job runs are not there yet. "
-            "Give them to hvd.init as a list of hvd.ProcessSet."
-        )
-    settings, runtime = _settings(os.environ), _runtime(os.environ)
-    placement = discover(os.environ)
+        if process_sets != "dynamic":
+            raise ValueError(f'process_sets={process_sets!r}: expected a list of hvd.ProcessSet, or "dynamic".')
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # also for the next job of this process, as in Horovod
+        process_sets = None
+    settings, runtime = read_settings(os.environ), _runtime(os.environ)
+    if is_driven():  # every job has other ranks, and a group of its own
+        placement, _group = membership().join(runtime)
+        atexit.register(shutdown)
+    else:
+        placement = discover(os.environ)
     if isinstance(comm, list | tuple) and sorted(comm) != list(range(placement.world_size)):
         raise NotImplementedError(
             f"comm={list(comm)} of {placement.world_size} ranks: a job of some of the ranks is not there yet. "
@@ -74,35 +80,39 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         problem, static = error, []
     global_process_set.ranks = list(range(size))
     sets = {GLOBAL_SET: Members(tuple(range(size)), rank, None)}
-    for number, each in enumerate(static, start=1):
-        ranks = tuple(each.ranks or ())
-        group = dist.new_group(list(ranks))  # every rank must enter, members or not
-        sets[number] = Members(ranks, ranks.index(rank) if rank in ranks else -1, group)  # pyright: ignore
-        each.process_set_id = number
-    _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, who says nothing is taken for dead
-    _job = Job(Engine(rank, size, channel, sets, settings), placement, static)
+    for place, each in enumerate(static, start=1):
+        sets[place] = form(tuple(each.ranks or ()), rank)
+        each.process_set_id = place
+    if not is_driven():
+        _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, who says nothing is taken for dead
+    _job = Job(Engine(rank, size, channel, sets, settings), placement, static, settings.dynamic_sets)
     _generation += 1
+    if is_driven():
+        membership().watch(channel)
     if problem is not None:
         raise problem
 
 
 def shutdown() -> None:
     """End the job on all ranks; safe when there is none."""
-    global _job, _connections, _broken
+    global _job, _group, _connections, _broken, _generation
     if _job is None:
         return
     ended, _job = _job, None
     whole = ended.engine.shut_down()
     _broken = ended.engine.failed
     if whole and not _broken:
-        for number, members in ended.engine.sets.items():
-            if number != GLOBAL_SET and members.place >= 0:
+        for place, members in ended.engine.sets.items():
+            if place != GLOBAL_SET and members.place >= 0:
                 dist.destroy_process_group(members.group)
     else:
         _connections = None  # a thread may still wait there
     for each in ended.sets:
         each.process_set_id = None
     global_process_set.ranks = None
+    if is_driven():
+        close_group(whole and not _broken)
+        _group, _connections, _broken, _generation = None, None, False, 0
 
 
 def job() -> Job:
@@ -159,6 +169,27 @@ def mpi_threads_supported() -> bool:
     raise ValueError("Horovod has not been built with MPI: this is tutti, on torch.distributed.")
 
 
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to write what happens to each tensor to a file; rank 0 does it."""
+    engine = job().engine
+    if not os.environ.get("HOROVOD_TIMELINE"):
+        raise ValueError("start_timeline needs HOROVOD_TIMELINE. Set it to DYNAMIC before the job starts.")
+    if engine.rank == 0:
+        try:
+            engine.timeline.start(file_path, mark_cycles)
+        except OSError as error:
+            raise ValueError(f"file_path={file_path!r}: expected a file that can be written ({error}).") from error
+
+
+def stop_timeline() -> None:
+    """End the file of the timeline, if there is one."""
+    job().engine.timeline.stop()
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    return {place: list(members.ranks) for place, members in dict(job().engine.sets).items()}
+
+
 def gloo_built() -> bool:
     return dist.is_gloo_available()
 
@@ -199,28 +230,5 @@ def ccl_built() -> bool:
     return False
 
 
-def _settings(env: Mapping[str, str]) -> Settings:
-    checks = env.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("0", "")
-    return Settings(
-        fusion_bytes=int(_number(env, "FUSION_THRESHOLD", 128 << 20)),
-        cache_capacity=int(_number(env, "CACHE_CAPACITY", 1024)),
-        cycle_seconds=_number(env, "CYCLE_TIME", 1.0) / 1000,
-        stall_warning_seconds=_number(env, "STALL_CHECK_TIME_SECONDS", 60.0) if checks else None,
-        stall_shutdown_seconds=_number(env, "STALL_SHUTDOWN_TIME_SECONDS", 0.0),
-    )
-
-
 def _runtime(env: Mapping[str, str]) -> RuntimeConfig:
-    return RuntimeConfig(start_timeout_seconds=_number(env, "START_TIMEOUT", 0.0) or 300.0)
-
-
-def _number(env: Mapping[str, str], name: str, default: float) -> float:
-    """A number from the environment; what is none, or below 0, is refused by the variable's name."""
-    given = env.get(f"HOROVOD_{name}") or str(default)
-    try:
-        value = float(given)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise ValueError(f"HOROVOD_{name}={given!r}: expected a number, 0 or more. Set it right, or unset it.")
-    return value
+    return RuntimeConfig(start_timeout_seconds=number(env, "START_TIMEOUT", 0.0) or 300.0)

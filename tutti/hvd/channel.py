@@ -117,6 +117,14 @@ class StoreChannel:
             if self._rank == 0:
                 self._to.to_wait.wait([f"{self._parted}/all"], timedelta(seconds=seconds))
 
+    def interrupt(self, why: str) -> None:
+        """From any thread, when a rank is known to be dead: end the job here, and have nobody wait for that rank."""
+        with _connected():
+            connection = _patient(self._to.to_say)
+            connection.queue_push(self._own, pickle.dumps([Response("shutdown", error=why)]))
+            connection.queue_push(self._up, pickle.dumps(Message(self._rank, leaves=True)))
+            connection.set(f"{self._parted}/all", "")
+
     def _pop(self, connection: dist.Store, key: str) -> bytes:
         """The next in a queue; the store notes every wait for a key until the key is set, and is made to forget."""
         self._pops[key] += 1

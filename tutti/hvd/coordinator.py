@@ -4,11 +4,13 @@ Ranks submit operations by name, each in its own order. An operation is granted 
 submitted it, and all of them then do it in the order of the grants. What does not agree is refused on all ranks.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tutti.hvd.messages import ADASUM, GLOBAL_SET, OP_NAMES, UNNAMED, Key, Message, Request, Response
+from tutti.hvd.messages import GLOBAL_SET, OP_NAMES, SET_CHANGES, UNNAMED, Key, Message, Request, Response
+from tutti.hvd.process_sets import wrong_members
 
 _ROWS_MAY_DIFFER = ("allgather", "alltoall")
 _HAVE_ROWS = ("allgather", "alltoall", "reducescatter")
@@ -27,29 +29,34 @@ class Waiting:
 
 
 class Coordinator:
-    """Takes messages, gives responses; every call says what time it is."""
+    """Takes messages, gives responses; every call says what time it is. `sets` are the process sets of the moment."""
 
     def __init__(self, size: int, sets: dict[int, tuple[int, ...]], fusion_bytes: int, capacity: int) -> None:
         self._size = size
-        self._sets = sets
+        self.sets = dict(sets)
         self._fusion_bytes = fusion_bytes
         self._capacity = capacity
         self._waiting: dict[Key, Waiting] = {}
-        self._known: list[Request] = []
+        self._known: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
+        self._fresh = itertools.count()  # numbers that no request has had
         self._joined: list[int] = []  # in the order in which they came
 
-    def receive(self, message: Message, now: float) -> None:
-        """Note what a rank has submitted."""
-        for request in (*message.requests, *(self._known[number] for number in message.known)):
+    def receive(self, message: Message, now: float) -> list[Request]:
+        """Note what a rank has submitted, and give it back in full; what is of a set that is gone has failed there."""
+        known = (self._known[number] for number in message.known if number in self._known)
+        requests = [request for request in (*message.requests, *known) if request.process_set in self.sets]
+        for request in requests:
             waiting = self._waiting.setdefault(request.key, Waiting(request, now))
             waiting.requests[message.rank] = request
             if request.kind == "join":
                 self._joined.append(message.rank)
+        return requests
 
     def grants(self) -> list[Response]:
         """What all ranks can do now: single operations, and small ones of a kind as one."""
-        responses = [response for keys in list(self._ready()) for response in self._decide(keys)]
+        ready = sorted(self._ready(), key=lambda keys: self._waiting[keys[0]].first.kind in SET_CHANGES)  # these last
+        responses = [response for keys in ready for response in self._decide(keys)]
         return self._fused(responses) + self._all_joined()
 
     def stalled(self, now: float, after_seconds: float) -> list[str]:
@@ -59,7 +66,7 @@ class Coordinator:
             if waiting.first.kind == "join" or waiting.warned or now - waiting.since < after_seconds:
                 continue
             waiting.warned = True
-            missing = [r for r in self._sets[number] if r not in waiting.requests and r not in self._joined]
+            missing = [r for r in self.sets[number] if r not in waiting.requests and r not in self._joined]
             lines.append(f"{name}: missing ranks {_listed(missing)}; ready ranks {_listed(waiting.requests)}")
         return lines
 
@@ -92,7 +99,7 @@ class Coordinator:
     def _all(self, key: Key) -> bool:
         """Whether all ranks are here; those that have joined need not submit anything."""
         there = self._waiting[key].requests
-        return all(rank in there or rank in self._joined for rank in self._sets[key[0]])
+        return all(rank in there or rank in self._joined for rank in self.sets[key[0]])
 
     def _decide(self, keys: list[Key]) -> list[Response]:
         """Grant or refuse operations that belong together, and forget them."""
@@ -101,7 +108,9 @@ class Coordinator:
         requests = tuple(entry.requests[min(entry.requests)] for entry in entries)
         if errors:
             return [Response(requests[0].kind, requests[0].process_set, requests, error="\n".join(errors))]
-        members = self._sets[requests[0].process_set]
+        if requests[0].kind in SET_CHANGES:
+            return [self._change_sets(requests[0])]
+        members = self.sets[requests[0].process_set]
         joined = tuple(rank for rank in members if rank not in entries[0].requests)
         alike: dict[tuple[object, ...], list[Waiting]] = {}  # a group may hold several types of numbers
         for entry in entries:
@@ -119,7 +128,7 @@ class Coordinator:
         """Why an operation cannot be done: what differs, on which ranks, with both values."""
         ranks = sorted(entry.requests)
         reference, name = entry.requests[ranks[0]], entry.first.key[1]
-        if reference.kind not in ("allreduce", "barrier") and len(ranks) < len(self._sets[entry.first.process_set]):
+        if reference.kind not in ("allreduce", "barrier") and len(ranks) < len(self.sets[entry.first.process_set]):
             return f"{name}: {reference.kind} is not supported with Join at this time."
         for rank in ranks[1:]:
             for what, mine, theirs in _compared(reference, entry.requests[rank]):
@@ -130,20 +139,40 @@ class Coordinator:
                     )
         if reference.kind in _HAVE_ROWS and not reference.shape:
             return f"{name}: {reference.kind} of tensors without dimensions: expected at least one, which counts rows."
-        return ""
+        return self._wrong_change(reference) if reference.kind in SET_CHANGES else ""
+
+    def _wrong_change(self, request: Request) -> str:
+        """Why a process set cannot be added or removed."""
+        if request.kind == "remove_set":
+            there = request.members in self.sets.values() and request.members != self.sets[GLOBAL_SET]
+            return "" if there else f"There is no process set with ranks {list(request.members)} that can be removed."
+        return wrong_members(request.members, self.sets.values(), self._size)
+
+    def _change_sets(self, request: Request) -> Response:
+        """Add or remove a set; the number of one that is gone is free again, and nobody knows its requests any more."""
+        if request.kind == "add_set":
+            number = next(number for number in itertools.count(GLOBAL_SET + 1) if number not in self.sets)
+            self.sets[number] = request.members
+        else:
+            number = next(number for number, members in self.sets.items() if members == request.members)
+            del self.sets[number]
+            self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != number}
+            self._known = {own: known for own, known in self._known.items() if known.process_set != number}
+            self._numbers = {known: own for own, known in self._known.items()}
+        return Response(request.kind, GLOBAL_SET, (request,), set_number=number)
 
     def _number(self, request: Request) -> int:
         """The number of a request that will come again, or -1."""
         if request.kind not in _CACHED or request.name.startswith(UNNAMED):
             return -1
         if request not in self._numbers and len(self._known) < self._capacity:
-            self._numbers[request] = len(self._known)
-            self._known.append(request)
+            number = self._numbers[request] = next(self._fresh)
+            self._known[number] = request
         return self._numbers.get(request, -1)
 
     def _sizes(self, entry: Waiting) -> tuple[int, ...]:
         """First dimensions (allgather) or splits (alltoall) of all ranks, one rank after the other."""
-        members = [entry.requests[rank] for rank in self._sets[entry.first.process_set]]
+        members = [entry.requests[rank] for rank in self.sets[entry.first.process_set]]
         if entry.first.kind == "allgather":
             return tuple(request.shape[0] for request in members)
         return tuple(rows for request in members for rows in request.splits)
@@ -155,7 +184,7 @@ class Coordinator:
         filled: dict[int, int] = {}
         for response in responses:
             first = response.requests[0]
-            mergeable = first.kind == "allreduce" and not response.error and first.op != ADASUM
+            mergeable = first.kind == "allreduce" and not response.error
             if not mergeable:
                 out.append(response)
                 continue
@@ -211,6 +240,7 @@ def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, objec
     yield "root ranks", one.root, other.root
     yield "devices", one.device, other.device
     yield "groups", (one.group, one.group_size), (other.group, other.group_size)
+    yield "ranks of the process set", list(one.members), list(other.members)
 
 
 def _merged(one: Response, other: Response) -> Response:

@@ -7,7 +7,6 @@ what it grants, and one is the coordinator. None of them polls; each waits for t
 import itertools
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,27 +16,18 @@ from typing import Any
 import torch
 
 from tutti.hvd.channel import Channel, ChannelClosed
-from tutti.hvd.coordinator import Coordinator
+from tutti.hvd.coordination import Coordination
 from tutti.hvd.errors import SHUT_DOWN, HorovodInternalError
-from tutti.hvd.execute import Members, Work, abort, carry_out
-from tutti.hvd.messages import UNNAMED, Key, Message, Request, Response
+from tutti.hvd.execute import Members, Work, abort, carry_out, dissolve, form
+from tutti.hvd.messages import SET_CHANGES, UNNAMED, Key, Message, Request, Response
+from tutti.hvd.settings import Settings
+from tutti.hvd.timeline import Timeline
 
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead, and soon after a silent coordinator
 PATIENCE_SECONDS = 5.0  # for the others at the end
 
 log = logging.getLogger("tutti.hvd")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the HOROVOD_* variables say about the engine."""
-
-    fusion_bytes: int = 128 << 20
-    cache_capacity: int = 1024
-    cycle_seconds: float = 0.001  # how long submissions are gathered before they are told, while nobody waits for one
-    stall_warning_seconds: float | None = 60.0
-    stall_shutdown_seconds: float = 0.0  # 0: never
 
 
 @dataclass
@@ -51,6 +41,7 @@ class Pending:
     finished: torch.cuda.Event | None = None  # when the GPU has made what comes out
     error: str = ""
     last_joined: int = -1
+    set_number: int = -1
     given: Any = None  # what the caller knows the output as
     hurry: Callable[[], None] = lambda: None
 
@@ -81,7 +72,6 @@ class Engine:
         self._outbox: list[Request] = []
         self._numbers: dict[Request, int] = {}
         self._requests: dict[int, Request] = {}  # by their numbers
-        self._told: set[int] = set()  # numbers that all ranks concerned know, on rank 0
         self._urgent = False  # somebody waits for a result
         self._unnamed: dict[int, itertools.count[int]] = defaultdict(itertools.count)
         self._changed = threading.Condition()
@@ -89,6 +79,12 @@ class Engine:
         self.failed = False  # connections broke here, of an operation or to the coordinator
         self._ended = ""  # why no operation can be done any more
         self._stream: torch.cuda.Stream | None = None
+        self.timeline = Timeline()  # runs on rank 0 alone
+        if settings.timeline and rank == 0:
+            try:
+                self.timeline.start(settings.timeline, settings.marks_cycles)
+            except OSError as error:
+                log.warning("HOROVOD_TIMELINE=%s: %s. There will be no timeline.", settings.timeline, error)
         work = [self._tell, self._carry_out] + ([self._coordinate] if rank == 0 else [])
         self._threads = [threading.Thread(target=each, name=f"hvd{each.__name__}", daemon=True) for each in work]
         for thread in self._threads:
@@ -100,6 +96,8 @@ class Engine:
             if self._ended:
                 raise HorovodInternalError(self._ended)
             for request, _ in operations:
+                if request.process_set not in self.sets:
+                    raise ValueError(f"process set {request.process_set} has been removed.")
                 if request.key in self._table:
                     raise ValueError(
                         f"Requested to {request.kind} a tensor with the same name as another tensor that is currently "
@@ -111,6 +109,12 @@ class Engine:
                 self._table[each.request.key] = each
                 self._outbox.append(each.request)
             self._changed.notify()
+        return pending
+
+    def agree(self, request: Request) -> Pending:
+        """Submit what has no data, and wait for it."""
+        (pending,) = self.submit((request, Work(torch.empty(0), None)))
+        pending.result()
         return pending
 
     def _hurry(self) -> None:
@@ -129,6 +133,7 @@ class Engine:
             self._changed.notify()
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS)
+        self.timeline.stop()
         return not any(thread.is_alive() for thread in self._threads)
 
     # The thread that tells the coordinator what was submitted here.
@@ -204,10 +209,23 @@ class Engine:
         if response.kind == "join":
             self._unnamed.clear()  # ranks have had different numbers of operations
         for each in mine:
-            each.last_joined = response.last_joined
+            each.last_joined, each.set_number = response.last_joined, response.set_number
             each.done.set()
 
     def _run(self, response: Response, pending: list[Pending | None]) -> None:
+        if response.kind in SET_CHANGES:
+            self._change_sets(response)
+            return
+        if not self.timeline.runs:
+            self._compute(response, pending)
+            return
+        self.timeline.began(response.requests)
+        self._compute(response, pending)
+        if self._stream is not None:
+            self._stream.synchronize()  # a timeline shows the time of the work, not of its submission to the GPU
+        self.timeline.ended(response.requests)
+
+    def _compute(self, response: Response, pending: list[Pending | None]) -> None:
         works = [each.work if each is not None else None for each in pending]
         members = self.sets[response.process_set]
         if not any(request.device == "cuda" for request in response.requests):
@@ -225,12 +243,31 @@ class Engine:
             if each is not None:
                 each.finished = finished  # pyright: ignore[reportAttributeAccessIssue]
 
+    def _change_sets(self, response: Response) -> None:
+        """Add a process set, or remove one: what waits for it fails, and its requests have no numbers any more."""
+        number = response.set_number
+        if response.kind == "add_set":
+            self.sets[number] = form(response.requests[0].members, self.rank)
+            return
+        with self._changed:
+            members = self.sets.pop(number)
+            left = [self._table.pop(key) for key in list(self._table) if key[0] == number]
+        for each in left:
+            each.fail(f"{each.request.key[1]}: process set {number} has been removed.")
+        self._requests = {own: request for own, request in self._requests.items() if request.process_set != number}
+        self._numbers = {request: own for own, request in self._requests.items()}
+        self._unnamed.pop(number, None)
+        if self._stream is not None:
+            self._stream.synchronize()
+        dissolve(members)
+
     def _lose(self, error: ChannelClosed) -> None:
         if not self._ended:  # afterwards nothing more is expected from there
             self.failed = True
             self._end(f"rank 0, which coordinates all ranks, has ended or cannot be reached ({error}). {SHUT_DOWN}")
 
     def _end(self, why: str) -> None:
+        self.timeline.stop()  # before anybody can know: the file is whole for all who do
         with self._changed:
             self._ended = self._ended or why
             left, self._table = list(self._table.values()), {}
@@ -242,69 +279,11 @@ class Engine:
 
     def _coordinate(self) -> None:
         ranks = {number: members.ranks for number, members in self.sets.items()}
-        coordinator = Coordinator(self.size, ranks, self._settings.fusion_bytes, self._settings.cache_capacity)
-        heard = dict.fromkeys(range(self.size), time.monotonic())
-        told = time.monotonic()  # when all ranks last had a sign of life from here
+        pulse = HEARTBEAT_SECONDS, SILENCE_SECONDS
         try:
-            while True:
-                messages, now = self._channel.hear(), time.monotonic()
-                for message in messages:
-                    heard[message.rank] = now
-                    coordinator.receive(message, now)
-                left = [message.rank for message in messages if message.leaves]
-                error = SHUT_DOWN if left else self._watched(coordinator, heard, now)
-                if error:
-                    self._answer_all([Response("shutdown", error=error)])
-                    return
-                self._answer([self._shortened(response) for response in coordinator.grants()])
-                if now - told >= HEARTBEAT_SECONDS:
-                    self._answer_all([])
-                    told = now
-        except ChannelClosed as closed:
-            self._lose(closed)
-        except Exception as error:  # whatever it is, nobody must wait for ever
-            log.exception("the coordinator of all ranks failed")
-            self._answer_all([Response("shutdown", error=f"the coordinator failed: {error!r}. {SHUT_DOWN}")])
-
-    def _shortened(self, response: Response) -> Response:
-        """Without the requests, where all who get it know them by their numbers."""
-        if response.error or not response.numbers or min(response.numbers) < 0:
-            return response
-        if self._told.issuperset(response.numbers):
-            return replace(response, requests=())
-        self._told.update(response.numbers)
-        return response
-
-    def _answer(self, responses: list[Response]) -> None:
-        for rank in range(self.size) if responses else ():
-            own = [response for response in responses if rank in self.sets[response.process_set].ranks]
-            if own:
-                self._channel.answer(rank, own)
-
-    def _answer_all(self, responses: list[Response]) -> None:
-        for rank in range(self.size):
-            self._channel.answer(rank, responses)
-
-    def _watched(self, coordinator: Coordinator, heard: dict[int, float], now: float) -> str:
-        """Warn of operations that some ranks never submit; an error when a rank is gone or a stall is too long."""
-        silent = [rank for rank, last in heard.items() if now - last > SILENCE_SECONDS]
-        if silent:
-            ranks = ", ".join(map(str, silent))
-            return f"rank {ranks} has not been heard of for {SILENCE_SECONDS:g} s and is taken for dead. {SHUT_DOWN}"
-        warning = self._settings.stall_warning_seconds
-        if warning is None:
-            return ""
-        for line in coordinator.stalled(now, warning):
-            log.warning(
-                "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
-                "waiting for remainder of ranks for more than %g seconds. %s",
-                warning,
-                line,
-            )
-        limit, oldest = self._settings.stall_shutdown_seconds, coordinator.oldest()
-        if limit >= warning and oldest is not None and now - oldest > limit:
-            return f"an operation has waited for more than {limit:g} s for some ranks. {SHUT_DOWN}"
-        return ""
+            Coordination(self.size, ranks, self._channel, self._settings, self.timeline, *pulse).run()
+        except ChannelClosed as error:
+            self._lose(error)
 
 
 def _recorded(work: Work) -> torch.cuda.Event | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from tutti.hvd.messages import AVERAGE, MAX, MIN, PRODUCT, SUM, Request, Response
+from tutti.hvd.adasum import adasum
+from tutti.hvd.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Request, Response
 
 _REDUCTIONS = {
     AVERAGE: dist.ReduceOp.SUM,
@@ -16,6 +17,8 @@ _REDUCTIONS = {
     MAX: dist.ReduceOp.MAX,
     PRODUCT: dist.ReduceOp.PRODUCT,
 }
+# The old name, which torch before 2.13 knows alone, warns since then.
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -45,6 +48,19 @@ class Members:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+
+def form(ranks: tuple[int, ...], rank: int) -> Members:
+    """A process set as this rank sees it; every rank of the job must enter, members or not, in the same order."""
+    group = dist.new_group(list(ranks))
+    return Members(ranks, ranks.index(rank) if rank in ranks else -1, group)  # pyright: ignore[reportArgumentType]
+
+
+def dissolve(members: Members) -> None:
+    """Close the connections of a set; every rank enters, so that none closes them while another still works there."""
+    dist.all_reduce(torch.zeros(1))
+    if members.place >= 0:
+        dist.destroy_process_group(members.group)
 
 
 def carry_out(response: Response, works: Sequence[Work | None], members: Members) -> None:
@@ -80,7 +96,7 @@ def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], member
         buffer = single.output.view(-1)
         if single.output is not single.tensor:
             buffer.copy_(single.tensor.reshape(-1))
-        _reduce(buffer, first, members)
+        _reduce(buffer, first, members, [len(buffer)])
         return
     sizes = [math.prod(request.shape) for request in requests]
     buffer = torch.zeros(sum(sizes), dtype=DTYPES[first.dtype], device=_device(first, works))
@@ -88,15 +104,17 @@ def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], member
     pairs = [(part, work) for part, work in zip(parts, works, strict=True) if work is not None]
     if pairs:
         torch._foreach_copy_([part for part, _ in pairs], [work.tensor.reshape(-1) for _, work in pairs])
-    _reduce(buffer, first, members)
+    _reduce(buffer, first, members, sizes)
     outputs = [(work.output, part) for part, work in pairs if work.output is not None]
     if outputs:
         torch._foreach_copy_([out for out, _ in outputs], [part.view(out.shape) for out, part in outputs])
 
 
-def _reduce(buffer: torch.Tensor, request: Request, members: Members) -> None:
+def _reduce(buffer: torch.Tensor, request: Request, members: Members, sizes: list[int]) -> None:
     scale(buffer, request.prescale)
-    if members.size > 1:
+    if request.op == ADASUM:
+        adasum(buffer, sizes, members.place, members.size)
+    elif members.size > 1:
         dist.all_reduce(buffer, _REDUCTIONS[request.op], members.group)
     scale(buffer, request.postscale / members.size if request.op == AVERAGE else request.postscale)
 
@@ -121,7 +139,7 @@ def _allgather(work: Work, rows: Sequence[int], members: Members) -> None:
     own = whole.new_zeros((most, *inner))
     own[: len(work.tensor)] = work.tensor
     if most and members.size > 1:
-        dist.all_gather_into_tensor(_as_bytes(whole), _as_bytes(own), members.group)
+        _gather(_as_bytes(whole), _as_bytes(own), members.group)
     elif most:
         whole.copy_(own)
     parts = [part[:count] for part, count in zip(whole.split(most) if most else [], rows, strict=False)]
@@ -155,7 +173,7 @@ def _alltoall(work: Work, splits: Sequence[int], members: Members) -> None:
 def _reducescatter(request: Request, work: Work, members: Members) -> None:
     """The first ranks get one more row where rows do not divide."""
     whole = work.tensor.clone(memory_format=torch.contiguous_format)
-    _reduce(whole.view(-1), request, members)
+    _reduce(whole.view(-1), request, members, [whole.numel()])
     counts = scattered_rows(len(whole), members.size)
     begin = sum(counts[: members.place])
     work.output = whole[begin : begin + counts[members.place]].clone()

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"]
+Kind = Literal[
+    "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
+]
 Key = tuple[int, str]  # process set, and the name with its kind in front
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 GLOBAL_SET = 0
+SET_CHANGES = ("add_set", "remove_set")  # one at a time, whatever it is: they share a key
 UNNAMED = "noname."  # and a number, for what the user gave no name: it never comes again
 
 
@@ -28,10 +31,11 @@ class Request(NamedTuple):
     splits: tuple[int, ...] = ()  # alltoall: rows for each rank
     group: str = ""  # grouped operations: ready together or not at all
     group_size: int = 1
+    members: tuple[int, ...] = ()  # of a process set that is to be added or removed
 
     @property
     def key(self) -> Key:
-        return self.process_set, f"{self.kind}.{self.name}"
+        return self.process_set, f"{'process_set' if self.kind in SET_CHANGES else self.kind}.{self.name}"
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,4 @@ class Response:
     sizes: tuple[tuple[int, ...], ...] = ()  # allgather: first dimensions; alltoall: splits; rank by rank of the set
     joined: tuple[int, ...] = ()  # ranks that have no more data and take part with zeros
     last_joined: int = -1
+    set_number: int = -1  # of the process set that was added or removed

@@ -1,9 +1,13 @@
 """Groups of ranks that work together, known by the same number on every rank."""
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
-from tutti.hvd.messages import GLOBAL_SET
+from tutti.hvd.errors import HorovodInternalError
+from tutti.hvd.messages import GLOBAL_SET, Kind, Request
+
+_changing = threading.Lock()  # one change at a time
 
 
 class ProcessSet:
@@ -55,16 +59,75 @@ def make_global_set() -> ProcessSet:
     return everyone
 
 
+def add_process_set(process_set: Any) -> ProcessSet:
+    """Register a set, or the set of some ranks, while the job runs; all ranks call it and wait for each other."""
+    from tutti.hvd import basics
+
+    job = _dynamic_job()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    with _changing:
+        ranks = tuple(added.ranks or ())
+        problem = wrong_members(ranks, [members.ranks for members in job.engine.sets.values()], basics.size())
+        try:
+            added.process_set_id = _change("add_set", ranks)
+        except HorovodInternalError as error:
+            if problem:  # all ranks have waited for each other, and all know
+                raise ValueError(problem) from error
+            raise
+        job.sets.append(added)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set away while the job runs; all ranks call it and wait for each other. Whether it was there."""
+    from tutti.hvd import basics
+
+    if process_set not in basics.job().sets:
+        return False
+    job = _dynamic_job()
+    with _changing:
+        _change("remove_set", tuple(process_set.ranks or ()))
+        job.sets.remove(process_set)
+        process_set.process_set_id = None
+    return True
+
+
+def _dynamic_job() -> Any:
+    from tutti.hvd import basics
+
+    if not basics.job().dynamic:
+        raise ValueError(
+            "Process sets cannot change in this job. Start it with hvd.init(process_sets='dynamic') or "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks."
+        )
+    return basics.job()
+
+
+def _change(kind: Kind, ranks: tuple[int, ...]) -> int:
+    """Have all ranks agree to a change; the number of the set."""
+    from tutti.hvd import basics
+
+    return basics.engine().agree(Request(kind, "change", members=ranks)).set_number
+
+
 def check_static(sets: Iterable[ProcessSet], size: int) -> None:
     """Refuse sets that are there twice, or name ranks that are not."""
     seen = {tuple(range(size))}
     for each in sets:
         ranks = tuple(each.ranks or ())
-        if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-            raise ValueError(f"{each}: expected ranks from 0 to {size - 1}.")
-        if ranks in seen:
-            raise ValueError(f"A process set with ranks {list(ranks)} exists already.")
+        problem = wrong_members(ranks, seen, size)
+        if problem:
+            raise ValueError(problem)
         seen.add(ranks)
+
+
+def wrong_members(ranks: tuple[int, ...], there: Iterable[tuple[int, ...]], size: int) -> str:
+    """Why ranks cannot be a process set beside those that are there, or nothing."""
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        return f"A process set with ranks {list(ranks)}: expected ranks from 0 to {size - 1}, at least one."
+    if ranks in there:
+        return f"A process set with ranks {list(ranks)} exists already."
+    return ""
 
 
 def _world_rank(comm: Any) -> int:

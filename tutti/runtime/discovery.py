@@ -1,16 +1,17 @@
 """Find this rank's place from the environment, and refuse an environment that contradicts itself."""
 
 from tutti.errors import LaunchError
-from tutti.runtime.environments import mpich, open_mpi, slurm, solo, torchrun
+from tutti.runtime.environments import horovod, mpich, open_mpi, slurm, solo, torchrun
 from tutti.runtime.placement import Environment, Placement, number
 
 # Inner launchers first. Under mpirun or torchrun in an allocation, Slurm's variables are those of the daemon.
-_READERS = (torchrun, open_mpi, mpich, slurm, solo)
+_INNER = (torchrun, horovod, open_mpi, mpich)
+_OUTER = (slurm, solo)
 
 
 def discover(env: Environment) -> Placement:
     """This process's place in its run."""
-    present = [reader for reader in _READERS[:3] if reader.is_present(env)]
+    present = [reader for reader in _INNER if reader.is_present(env)]
     found = [reader.read(env).checked() for reader in present]
     for other in found[1:]:
         if not _agree(found[0], other, env):
@@ -21,7 +22,7 @@ def discover(env: Environment) -> Placement:
             )
     if found:
         return found[0]
-    return next(reader.read(env).checked() for reader in _READERS[3:] if reader.is_present(env))
+    return next(reader.read(env).checked() for reader in _OUTER if reader.is_present(env))
 
 
 def _agree(inner: Placement, outer: Placement, env: Environment) -> bool:

@@ -1,9 +1,13 @@
 """A user's script as a rank: with the variables of torchrun, and its output in its log."""
 
+import atexit
 import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from tutti.errors import ConfigError
@@ -19,6 +23,18 @@ def check_script(path: str) -> None:
         raise ConfigError(f"script {path!r}: no such file in {Path.cwd()}. Give the path of a Python file.")
 
 
+def offer_horovod() -> str | None:
+    """Have `import horovod` find tutti's, unless a real Horovod is there: what that is, in words."""
+    with suppress(PackageNotFoundError):
+        return f"Horovod {version('horovod')} is installed"
+    spec = find_spec("horovod")
+    if spec is None or spec.origin is None:  # a folder of that name is not yet a package
+        sys.path.append(str(Path(__file__).parents[1] / "hvd" / "alias"))
+        return None
+    ours = b"tutti" in Path(spec.origin).read_bytes()
+    return None if ours else f"found in {spec.origin}"
+
+
 def run_script(path: str, arguments: list[str], placement: Placement, folder: RunFolder | None) -> None:
     """Run a script in this process as `python script.py arguments` would."""
     os.environ |= {
@@ -32,12 +48,16 @@ def run_script(path: str, arguments: list[str], placement: Placement, folder: Ru
     }
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).parent.resolve())
+    other = offer_horovod()
+    if other and placement.rank == 0 and b"horovod" in Path(path).read_bytes():
+        print(f"import horovod: {other}, which tutti does not replace", file=sys.stderr)
     if folder is None:
         runpy.run_path(path, run_name="__main__")
         return
     with captured_output(folder.log(placement.rank), on_screen=placement.rank == 0):
         try:
             runpy.run_path(path, run_name="__main__")
+            atexit._run_exitfuncs()  # the script's own, while its output is kept: the rank leaves without them
         except Exception:
             traceback.print_exc(file=sys.stderr.log if isinstance(sys.stderr, Tee) else None)
             raise

@@ -21,11 +21,13 @@ from tutti.hvd.basics import (
     nccl_built,
     rank,
     rocm_built,
-    shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from tutti.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
-from tutti.hvd.process_sets import ProcessSet
+from tutti.hvd.process_sets import ProcessSet, add_process_set, remove_process_set
+from tutti.hvd.torch import elastic
 from tutti.hvd.torch.collectives import (
     allgather,
     allreduce,
@@ -61,12 +63,15 @@ from tutti.hvd.torch.ops import (
     barrier,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather_async,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    grouped_reducescatter_async,
     init,
     join,
     poll,
     reducescatter_async,
+    shutdown,
     synchronize,
 )
 from tutti.hvd.torch.optimizer import DistributedOptimizer

@@ -90,9 +90,10 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """The rows of all ranks for several tensors."""
-    names = [f"{name}_{place}of{len(tensors)}" if name else None for place in range(1, len(tensors) + 1)]
-    return [allgather(tensor, own, process_set) for tensor, own in zip(tensors, names, strict=True)]
+    """The rows of all ranks for several tensors, as one unit."""
+    if not tensors:
+        return list(tensors)
+    return list(_GroupedAllgather.apply(name, process_set, *tensors))  # pyright: ignore[reportArgumentType]
 
 
 def broadcast(
@@ -144,12 +145,13 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Several tensors reduced, some of the rows of each on each rank."""
-    names = [f"{name}_{place}of{len(tensors)}" if name else None for place in range(1, len(tensors) + 1)]
-    return [
-        reducescatter(tensor, own, compression, op, process_set, prescale_factor, postscale_factor)
-        for tensor, own in zip(tensors, names, strict=True)
-    ]
+    """Several tensors reduced as one unit, some of the rows of each on each rank."""
+    if not tensors:
+        return list(tensors)
+    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
+    reduced = _GroupedReducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *compressed)
+    pairs = zip(reduced, contexts, strict=True)  # pyright: ignore[reportArgumentType]
+    return [compression.decompress(tensor, context) for tensor, context in pairs]
 
 
 class _Allreduce(torch.autograd.Function):
@@ -194,6 +196,23 @@ class _Allgather(torch.autograd.Function):
         return mean[begin : begin + ctx.rows], None, None
 
 
+class _GroupedAllgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: Any, process_set: ProcessSet, *tensors: Any) -> Any:
+        ctx.rows, ctx.process_set = [len(tensor) if tensor.ndim else 0 for tensor in tensors], process_set
+        return synchronize(ops.grouped_allgather_async(tensors, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        whole = [grad.contiguous() for grad in grads]
+        means = synchronize(ops.grouped_allreduce_async(whole, op=Average, process_set=ctx.process_set))
+        rows = torch.tensor([ctx.rows])
+        counts = synchronize(ops.allgather_async(rows, process_set=ctx.process_set))
+        begins = counts[: ctx.process_set.rank()].sum(0).tolist()
+        parts = zip(means, begins, ctx.rows, strict=True)
+        return None, None, *(mean[begin : begin + count] for mean, begin, count in parts)
+
+
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Any, root_rank: int, name: Any, process_set: ProcessSet) -> Any:
@@ -236,3 +255,18 @@ class _Reducescatter(torch.autograd.Function):
         grad = synchronize(ops.allgather_async(grads[0].contiguous(), None, process_set))
         factor = scale * (process_set.size() if op == Sum else 1)
         return grad * factor if factor != 1 else grad, None, None, None, None, None
+
+
+class _GroupedReducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: Any, op: int, process_set: ProcessSet, pre: float, post: float, *tensors: Any) -> Any:
+        ctx.rest = op, process_set, pre * post
+        return synchronize(ops.grouped_reducescatter_async(tensors, name, op, process_set, pre, post))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        op, process_set, scale = ctx.rest
+        whole = [grad.contiguous() for grad in grads]
+        gathered = synchronize(ops.grouped_allgather_async(whole, None, process_set))
+        factor = scale * (process_set.size() if op == Sum else 1)
+        return None, None, None, None, None, *(grad * factor if factor != 1 else grad for grad in gathered)

@@ -1,12 +1,9 @@
 """An optimizer whose gradients are reduced over ranks while the backward pass still runs."""
 
-import inspect
-import itertools
 import os
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +13,19 @@ from tutti.hvd import basics
 from tutti.hvd.basics import global_process_set
 from tutti.hvd.process_sets import ProcessSet
 from tutti.hvd.torch import ops
+from tutti.hvd.torch.arguments import check_adasum
 from tutti.hvd.torch.compression import Compression
 from tutti.hvd.torch.functions import broadcast_object, empty_sparse, sparse_allreduce_async
 from tutti.hvd.torch.ops import Adasum, Average
-
-Unit = tuple[torch.Tensor, ...]  # parameters whose gradients are reduced together
-Groups = int | list[list[torch.Tensor]] | None
+from tutti.hvd.torch.parameters import (
+    Groups,
+    Unit,
+    check_groups,
+    find_duplicates,
+    form_units,
+    name_parameters,
+    own_options,
+)
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -63,11 +67,14 @@ def DistributedOptimizer(
             "Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2
         )
         groups = num_groups if groups is None else groups
+    way = _DistributedOptimizer
     if op == Adasum and basics.size() > 1:
-        raise NotImplementedError("op=Adasum is not there yet for more than one rank: expected Average or Sum.")
+        check_adasum([each for group in optimizer.param_groups for each in group["params"]], process_set)
+        way = _DistributedAdasumOptimizer
     kind = type(optimizer)
     own = {"__module__": __name__, "wrapped_class": kind}
-    return type(kind.__name__, (_DistributedOptimizer, kind), own)(
+    made: Any = type(kind.__name__, (way, kind), own)
+    return made(
         optimizer.param_groups,
         named_parameters,
         compression,
@@ -79,75 +86,6 @@ def DistributedOptimizer(
         process_set,
         **own_options(optimizer),
     )
-
-
-def own_options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What to build another optimizer of this class with, so that it has the same defaults."""
-    accepted = inspect.signature(type(optimizer).__init__).parameters
-    return {key: value for key, value in optimizer.defaults.items() if key in accepted}
-
-
-def name_parameters(
-    parameters: Sequence[Sequence[torch.Tensor]], named: Iterable[tuple[str, torch.Tensor]] | None
-) -> dict[torch.Tensor, str]:
-    """A name for each parameter, by which ranks find each other's gradients: the given one, or its place."""
-    if named is None:
-        places = enumerate(parameters)
-        return {each: f"allreduce.noname.{i}.{j}" for i, group in places for j, each in enumerate(group)}
-    pairs = list(named)
-    if not all(isinstance(pair, tuple) for pair in pairs):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
-    duplicates = find_duplicates([name for name, _ in pairs])
-    if duplicates:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(sorted(duplicates))}"
-        )
-    names = {parameter: name for name, parameter in pairs}
-    missing = [tuple(each.shape) for group in parameters for each in group if each not in names]
-    if missing:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. "
-            f"Their shapes: {', '.join(map(str, missing))}. Give the names of all parameters of the optimizer."
-        )
-    return names
-
-
-def find_duplicates(values: Iterable[Any]) -> set[Any]:
-    """What is there more than once."""
-    return {value for value, count in Counter(values).items() if count > 1}
-
-
-def check_groups(groups: Groups) -> None:
-    """Refuse groups that are neither a number nor lists of different tensors."""
-    if groups is None:
-        return
-    if not isinstance(groups, list):
-        if not isinstance(groups, int) or groups <= 0:
-            raise ValueError(f"groups={groups!r}: expected a positive number of groups, or a list of lists of tensors.")
-        return
-    tensors = [each for group in groups for each in group]
-    if not all(isinstance(each, torch.Tensor) for each in tensors):
-        raise ValueError("groups must consist of torch.Tensor: expected a list of lists of parameters.")
-    if len({id(each) for each in tensors}) < len(tensors):
-        raise ValueError("A parameter can only appear once in groups.")
-
-
-def form_units(parameters: Sequence[torch.Tensor], groups: Groups) -> list[Unit]:
-    """The parameters in the groups that are asked for: contiguous parts, or the given ones and the rest one by one."""
-    if groups is None:
-        return [(parameter,) for parameter in parameters]
-    if isinstance(groups, int):
-        each, more = divmod(len(parameters), groups)
-        ends = [place * each + min(place, more) for place in range(groups + 1)]
-        formed = [parameters[begin:end] for begin, end in itertools.pairwise(ends)]
-    else:
-        known, grouped = set(parameters), {parameter for group in groups for parameter in group}
-        formed = [[parameter for parameter in group if parameter in known] for group in groups]
-        formed += [[parameter] for parameter in parameters if parameter not in grouped]
-    return [tuple(group) for group in formed if group]
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -293,14 +231,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """What this rank adds: zeros where it has no gradient, since another rank may have one."""
         gradient = parameter.grad
         if gradient is None:
-            if parameter in self._sparse_dims:
+            if parameter in self._sparse_dims and not self.sparse_as_dense:
                 return empty_sparse(parameter, self._sparse_dims[parameter])
             return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        if gradient.is_sparse and self.sparse_as_dense:
-            parameter.grad = gradient = gradient.to_dense()
         if gradient.is_sparse:
             self._sparse_dims[parameter] = gradient.sparse_dim()
-        return gradient
+        return gradient.to_dense() if gradient.is_sparse and self.sparse_as_dense else gradient
 
     def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
         name = self._parameter_names[parameter]
@@ -318,9 +254,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             answer = ops.synchronize(handle)
             outputs = answer if grouped else (answer,)
             for (parameter, _), (_, context), output in zip(pairs, compressed, outputs, strict=True):
-                _put(parameter, self._compression.decompress(output, context))
+                _put(parameter, self._as_it_was(parameter, self._compression.decompress(output, context)))
 
         return wait
+
+    def _as_it_was(self, parameter: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
+        """Sparse again where the gradient was and travelled dense: the wrapped class may know no other."""
+        is_sparse = parameter in self._sparse_dims and (parameter.grad is None or parameter.grad.is_sparse)
+        return reduced.to_sparse(self._sparse_dims[parameter]) if is_sparse else reduced
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reduced() -> Any:
@@ -329,6 +270,58 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return loss
 
         return reduced
+
+
+class _DistributedAdasumOptimizer(_DistributedOptimizer):
+    """Each parameter makes its step here as soon as its gradient is complete; what is reduced is how far it went."""
+
+    def synchronize(self) -> None:
+        """Nothing: there are no reduced gradients, and `step` waits for the rest."""
+
+    def skip_synchronize(self) -> Any:
+        """Not possible: `step` has to wait for what was sent."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move all parameters by what all ranks have found together."""
+        answer = None
+        if closure is not None:
+            with torch.enable_grad():
+                answer = closure()
+        super().synchronize()
+        return answer
+
+    step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _register_hooks(self, groups: Groups) -> None:
+        super()._register_hooks(None)
+        # By place: a loaded state brings new groups.
+        self._places = {each: i for i, group in enumerate(self.param_groups) for each in group["params"]}
+
+    def _submit(self, unit: Unit) -> Callable[[], None]:
+        (parameter,) = unit
+        compressed, context = self._compression.compress(self._local_step(parameter))
+        handle = ops.allreduce_async_(compressed.contiguous(), name=self._parameter_names[parameter], op=Adasum)
+
+        def wait() -> None:
+            with torch.no_grad():
+                parameter.add_(self._compression.decompress(ops.synchronize(handle), context))
+
+        return wait
+
+    def _local_step(self, parameter: torch.Tensor) -> torch.Tensor:
+        """How far the wrapped class would move a parameter; it stays where it is until all ranks have been heard."""
+        every, group = self.param_groups, self.param_groups[self._places[parameter]]
+        before = parameter.detach().clone()
+        parameters, self.param_groups, group["params"] = group["params"], [group], [parameter]
+        try:
+            self.wrapped_class.step(self)
+        finally:
+            self.param_groups, group["params"] = every, parameters
+        with torch.no_grad():
+            moved = parameter - before
+            parameter.copy_(before)
+        return moved
 
 
 def _put(parameter: torch.Tensor, reduced: torch.Tensor) -> None:

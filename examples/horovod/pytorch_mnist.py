@@ -1,0 +1,129 @@
+"""MNIST with Horovod's API: one process for each device, gradients averaged over all of them.
+
+    horovodrun -np 2 python examples/horovod/pytorch_mnist.py
+    mpirun -np 2 python examples/horovod/pytorch_mnist.py
+    tutti run -n 2 examples/horovod/pytorch_mnist.py
+
+Without --data it trains on the small digits that come with scikit-learn, enlarged to 28 x 28 pixels.
+"""
+
+import argparse
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 10, 5)
+        self.conv2 = nn.Conv2d(10, 20, 5)
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return F.log_softmax(self.fc2(F.dropout(x, training=self.training)), dim=1)
+
+
+def load(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
+    """Training and test images, from MNIST's four files or from scikit-learn."""
+    if folder is not None:
+        from tutti.data.mnist import FILES, MEAN, STD, find_file, read_idx
+
+        splits = []
+        for split in ("train", "valid"):
+            images, labels = (find_file(folder, name) for name in FILES[split])
+            pixels = torch.from_numpy(read_idx(images, 3)).unsqueeze(1).float() / 255
+            splits.append(TensorDataset((pixels - MEAN) / STD, torch.from_numpy(read_idx(labels, 1)).long()))
+        return splits[0], splits[1]
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+    images, labels = F.interpolate(pixels, size=28, mode="bilinear"), torch.tensor(digits.target)
+    return TensorDataset(images[:1440], labels[:1440]), TensorDataset(images[1440:], labels[1440:])
+
+
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int) -> float:
+    model.train()
+    total = torch.zeros(())
+    for step, (images, labels) in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+        if step % 100 == 0 and hvd.rank() == 0:
+            print(f"epoch {epoch}  step {step}/{len(loader)}  loss {loss.item():.4f}", flush=True)
+    return hvd.allreduce(total / len(loader), name="train_loss").item()
+
+
+def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
+    """Loss and accuracy, averaged over ranks."""
+    model.eval()
+    loss, right, count = 0.0, 0, 0
+    with torch.no_grad():
+        for images, labels in loader:
+            outputs = model(images)
+            loss += F.nll_loss(outputs, labels, reduction="sum").item()
+            right += int((outputs.argmax(1) == labels).sum())
+            count += len(labels)
+    averages = hvd.allreduce(torch.tensor([loss / count, right / count]), name="test")
+    return averages[0].item(), averages[1].item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="MNIST with Horovod's API.")
+    parser.add_argument("--data", type=Path, help="folder of MNIST's four files")
+    parser.add_argument("--batch-size", type=int, default=64, help="images of each rank in a step")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in half precision")
+    args = parser.parse_args()
+
+    hvd.init()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
+
+    train_data, test_data = load(args.data)
+    sampler = DistributedSampler(train_data, num_replicas=hvd.size(), rank=hvd.rank())
+    train_loader = DataLoader(train_data, batch_size=args.batch_size, sampler=sampler)
+    test_sampler = DistributedSampler(test_data, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False)
+    test_loader = DataLoader(test_data, batch_size=1000, sampler=test_sampler)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none,
+    )
+
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)
+        train_loss = train_epoch(model, optimizer, train_loader, epoch)
+        loss, accuracy = test(model, test_loader)
+        if hvd.rank() == 0:
+            print(
+                f"epoch {epoch}: train loss {train_loss:.4f}, test loss {loss:.4f}, accuracy {accuracy:.2%}", flush=True
+            )
+
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    same = bool((hvd.allgather(weights.unsqueeze(0), name="weights") == weights).all())
+    if hvd.rank() == 0:
+        print(f"weights on {hvd.size()} rank(s): {'identical' if same else 'DIFFERENT'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

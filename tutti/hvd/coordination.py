@@ -1,0 +1,120 @@
+"""The coordinator at work on rank 0: it hears the ranks, watches over them, and answers."""
+
+import logging
+import time
+from dataclasses import replace
+
+from tutti.hvd.channel import Channel, ChannelClosed
+from tutti.hvd.coordinator import Coordinator
+from tutti.hvd.errors import SHUT_DOWN
+from tutti.hvd.messages import Response
+from tutti.hvd.settings import Settings
+from tutti.hvd.timeline import Timeline
+
+log = logging.getLogger("tutti.hvd")
+
+
+class Coordination:
+    """A loop that ends with the job."""
+
+    def __init__(
+        self,
+        size: int,
+        sets: dict[int, tuple[int, ...]],
+        channel: Channel,
+        settings: Settings,
+        timeline: Timeline,
+        heartbeat_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        self._size = size
+        self._channel = channel
+        self._settings = settings
+        self._timeline = timeline
+        self._heartbeat_seconds, self._silence_seconds = heartbeat_seconds, silence_seconds
+        self._coordinator = Coordinator(size, sets, settings.fusion_bytes, settings.cache_capacity)
+        self._told: set[int] = set()  # numbers of requests that all ranks concerned know
+
+    def run(self) -> None:
+        """Answer until a rank leaves, or is gone; nobody must wait for ever, whatever happens here."""
+        heard = dict.fromkeys(range(self._size), time.monotonic())
+        told = time.monotonic()  # when all ranks last had a sign of life from here
+        try:
+            while True:
+                error = self._hear(heard)
+                if error:
+                    self._answer_all([Response("shutdown", error=error)])
+                    return
+                self._grant()
+                if time.monotonic() - told >= self._heartbeat_seconds:
+                    self._answer_all([])
+                    told = time.monotonic()
+        except ChannelClosed:
+            raise
+        except Exception as error:
+            log.exception("the coordinator of all ranks failed")
+            self._answer_all([Response("shutdown", error=f"the coordinator failed: {error!r}. {SHUT_DOWN}")])
+
+    def _hear(self, heard: dict[int, float]) -> str:
+        """Take the next messages; why the job ends, if it does."""
+        messages, now = self._channel.hear(), time.monotonic()
+        if self._timeline.runs:
+            self._timeline.cycle()
+        for message in messages:
+            heard[message.rank] = now
+            requests = self._coordinator.receive(message, now)
+            if self._timeline.runs:
+                self._timeline.submitted(requests, message.rank)
+        left = any(message.leaves for message in messages)
+        return SHUT_DOWN if left else self._watched(heard, now)
+
+    def _grant(self) -> None:
+        """Tell each rank what it can do now; a set that is removed gets its last answers."""
+        before = dict(self._coordinator.sets)
+        responses = self._coordinator.grants()
+        if not responses:
+            return
+        if self._timeline.runs:
+            for response in responses:
+                self._timeline.granted(response.requests)
+        sets = before | self._coordinator.sets
+        short = [self._shortened(response) for response in responses]
+        for rank in range(self._size):
+            own = [response for response in short if rank in sets[response.process_set]]
+            if own:
+                self._channel.answer(rank, own)
+
+    def _shortened(self, response: Response) -> Response:
+        """Without the requests, where all who get it know them by their numbers."""
+        if response.error or not response.numbers or min(response.numbers) < 0:
+            return response
+        if self._told.issuperset(response.numbers):
+            return replace(response, requests=())
+        self._told.update(response.numbers)
+        return response
+
+    def _answer_all(self, responses: list[Response]) -> None:
+        for rank in range(self._size):
+            self._channel.answer(rank, responses)
+
+    def _watched(self, heard: dict[int, float], now: float) -> str:
+        """Warn of operations that some ranks never submit; an error when a rank is gone or a stall is too long."""
+        silence = self._silence_seconds
+        silent = [rank for rank, last in heard.items() if now - last > silence]
+        if silent:
+            ranks = ", ".join(map(str, silent))
+            return f"rank {ranks} has not been heard of for {silence:g} s and is taken for dead. {SHUT_DOWN}"
+        warning = self._settings.stall_warning_seconds
+        if warning is None:
+            return ""
+        for line in self._coordinator.stalled(now, warning):
+            log.warning(
+                "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+                "waiting for remainder of ranks for more than %g seconds. %s",
+                warning,
+                line,
+            )
+        limit, oldest = self._settings.stall_shutdown_seconds, self._coordinator.oldest()
+        if limit >= warning and oldest is not None and now - oldest > limit:
+            return f"an operation has waited for more than {limit:g} s for some ranks. {SHUT_DOWN}"
+        return ""

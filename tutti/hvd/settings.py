@@ -1,0 +1,52 @@
+"""What the HOROVOD_* variables say, read once at the start of a job."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the engine of a job works."""
+
+    fusion_bytes: int = 128 << 20
+    cache_capacity: int = 1024
+    cycle_seconds: float = 0.001  # how long submissions are gathered before they are told, while nobody waits for one
+    stall_warning_seconds: float | None = 60.0
+    stall_shutdown_seconds: float = 0.0  # 0: never
+    timeline: str = ""  # the file that a timeline is written to from the start
+    marks_cycles: bool = False
+    dynamic_sets: bool = False  # process sets may change while the job runs
+
+
+def read_settings(env: Mapping[str, str]) -> Settings:
+    """The settings of the environment; what is no number where one is expected is refused by its name."""
+    timeline = env.get("HOROVOD_TIMELINE", "")
+    return Settings(
+        fusion_bytes=int(number(env, "FUSION_THRESHOLD", 128 << 20)),
+        cache_capacity=int(number(env, "CACHE_CAPACITY", 1024)),
+        cycle_seconds=number(env, "CYCLE_TIME", 1.0) / 1000,
+        stall_warning_seconds=None
+        if _is_set(env, "STALL_CHECK_DISABLE")
+        else number(env, "STALL_CHECK_TIME_SECONDS", 60.0),
+        stall_shutdown_seconds=number(env, "STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        timeline="" if timeline.upper() == "DYNAMIC" else timeline,
+        marks_cycles=_is_set(env, "TIMELINE_MARK_CYCLES"),
+        dynamic_sets=_is_set(env, "DYNAMIC_PROCESS_SETS"),
+    )
+
+
+def number(env: Mapping[str, str], name: str, default: float) -> float:
+    """A number from the environment; what is none, or below 0, is refused by the variable's name."""
+    given = env.get(f"HOROVOD_{name}") or str(default)
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ValueError(f"HOROVOD_{name}={given!r}: expected a number, 0 or more. Set it right, or unset it.")
+    return value
+
+
+def _is_set(env: Mapping[str, str], name: str) -> bool:
+    return env.get(f"HOROVOD_{name}", "0") not in ("0", "")
