@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+WORKERS ?= 2
 TORCH := $(shell grep '^torch==' constraints.txt)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -18,14 +19,14 @@ quickstart: $(VENV)/installed
 	$(VENV)/bin/tutti train digits -n 2
 
 test: $(VENV)/installed-dev system
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/python -m pytest -m "not ranks" -q
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not ranks" -q
 
 # torch alone first: asked for together with the rest, pip may choose another build of it.
 $(VENV)/torch: constraints.txt

@@ -35,7 +35,18 @@ Tutti = Callable[..., Finished]
 
 def environment(**more: str) -> dict[str, str]:
     """A user's environment without launchers, with one thread a rank."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "HOROVOD_")
+    launcher = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_",
+        "MASTER_",
+        "OMPI_",
+        "PMI_",
+        "PMIX_",
+        "SLURM_",
+        "TORCHELASTIC_",
+        "HOROVOD_",
+    )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200"} | more
 

@@ -106,7 +106,7 @@ def test_requests_of_a_set_that_is_gone_are_forgotten() -> None:
         coordinator.receive(Message(rank, (remove,)), 0.0)
     (removed,) = coordinator.grants()
     assert removed.set_number == 1 and coordinator.sets == {0: (0, 1)}
-    assert coordinator.receive(Message(0, (reduce,), known=(0,)), 0.0) == []
+    coordinator.receive(Message(0, (reduce,), known=(0,)), 0.0)
     assert coordinator.grants() == [] and coordinator.oldest() is None
     for rank in range(2):
         coordinator.receive(Message(rank, (remove._replace(kind="add_set", members=(1,)),)), 0.0)

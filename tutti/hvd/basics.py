@@ -3,6 +3,7 @@
 import atexit
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     settings, runtime = read_settings(os.environ), _runtime(os.environ)
     if is_driven():  # every job has other ranks, and a group of its own
         placement, _group = membership().join(runtime)
-        atexit.register(shutdown)
+        atexit.register(_leave)
     else:
         placement = discover(os.environ)
     if isinstance(comm, list | tuple) and sorted(comm) != list(range(placement.world_size)):
@@ -66,7 +67,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         )
     if _group is None:
         _group = join(placement, runtime)
-        atexit.register(shutdown)
+        atexit.register(_leave)
     size, rank = placement.world_size, placement.rank
     channel: Channel = LocalChannel()
     if size > 1:
@@ -113,6 +114,15 @@ def shutdown() -> None:
     if is_driven():
         close_group(whole and not _broken)
         _group, _connections, _broken, _generation = None, None, False, 0
+
+
+def _leave() -> None:
+    """At the end of the process: the job, and torch's group with it, so that nothing of it lives on as Python ends."""
+    whole = _job is None or not _job.engine.failed
+    shutdown()
+    if whole and not _broken and dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def job() -> Job:

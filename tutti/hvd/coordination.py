@@ -34,6 +34,7 @@ class Coordination:
         self._heartbeat_seconds, self._silence_seconds = heartbeat_seconds, silence_seconds
         self._coordinator = Coordinator(size, sets, settings.fusion_bytes, settings.cache_capacity)
         self._told: set[int] = set()  # numbers of requests that all ranks concerned know
+        self._waiting: set[int] = set()  # ranks that say now that somebody waits there
 
     def run(self) -> None:
         """Answer until a rank leaves, or is gone; nobody must wait for ever, whatever happens here."""
@@ -46,6 +47,7 @@ class Coordination:
                     self._answer_all([Response("shutdown", error=error)])
                     return
                 self._grant()
+                self._hurry()
                 if time.monotonic() - told >= self._heartbeat_seconds:
                     self._answer_all([])
                     told = time.monotonic()
@@ -62,9 +64,10 @@ class Coordination:
             self._timeline.cycle()
         for message in messages:
             heard[message.rank] = now
-            requests = self._coordinator.receive(message, now)
+            self._coordinator.receive(message, now)
             if self._timeline.runs:
-                self._timeline.submitted(requests, message.rank)
+                self._timeline.submitted(self._coordinator.requests(message), message.rank)
+        self._waiting = {message.rank for message in messages if message.waits}
         left = any(message.leaves for message in messages)
         return SHUT_DOWN if left else self._watched(heard, now)
 
@@ -83,6 +86,11 @@ class Coordination:
             own = [response for response in short if rank in sets[response.process_set]]
             if own:
                 self._channel.answer(rank, own)
+
+    def _hurry(self) -> None:
+        """Have ranks that somebody waits for tell what they have gathered."""
+        for rank in self._coordinator.missing(self._waiting) if self._waiting else ():
+            self._channel.answer(rank, [Response("hurry")])
 
     def _shortened(self, response: Response) -> Response:
         """Without the requests, where all who get it know them by their numbers."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tutti.hvd.messages import GLOBAL_SET, OP_NAMES, SET_CHANGES, UNNAMED, Key, Message, Request, Response
 from tutti.hvd.process_sets import wrong_members
+from tutti.hvd.repeats import Repeats
 
 _ROWS_MAY_DIFFER = ("allgather", "alltoall")
 _HAVE_ROWS = ("allgather", "alltoall", "reducescatter")
@@ -27,6 +28,11 @@ class Waiting:
     requests: dict[int, Request] = field(default_factory=dict)
     warned: bool = False
 
+    @property
+    def is_one(self) -> bool:
+        """Whether all ranks have named the same request by its number, so that there is nothing to compare."""
+        return all(request is self.first for request in self.requests.values())
+
 
 class Coordinator:
     """Takes messages, gives responses; every call says what time it is. `sets` are the process sets of the moment."""
@@ -41,27 +47,59 @@ class Coordinator:
         self._numbers: dict[Request, int] = {}
         self._fresh = itertools.count()  # numbers that no request has had
         self._joined: list[int] = []  # in the order in which they came
+        self._repeats = Repeats(size)
 
-    def receive(self, message: Message, now: float) -> list[Request]:
-        """Note what a rank has submitted, and give it back in full; what is of a set that is gone has failed there."""
+    def receive(self, message: Message, now: float) -> None:
+        """Note what a rank has submitted."""
+        if not message.requests and not message.known:
+            return
+        if not self._waiting and not self._joined and self._repeats.keep(message, now):
+            return
+        for early, when in self._repeats.give_up():
+            self._note(early, when)
+        self._note(message, now)
+
+    def requests(self, message: Message) -> list[Request]:
+        """What a rank has submitted, in full; what is of a process set that is gone has failed there."""
         known = (self._known[number] for number in message.known if number in self._known)
-        requests = [request for request in (*message.requests, *known) if request.process_set in self.sets]
-        for request in requests:
-            waiting = self._waiting.setdefault(request.key, Waiting(request, now))
+        return [request for request in (*message.requests, *known) if request.process_set in self.sets]
+
+    def _note(self, message: Message, now: float) -> None:
+        self._repeats.note(message)
+        for request in self.requests(message):
+            waiting = self._waiting.get(request.key)
+            if waiting is None:
+                waiting = self._waiting[request.key] = Waiting(request, now)
             waiting.requests[message.rank] = request
             if request.kind == "join":
                 self._joined.append(message.rank)
-        return requests
 
     def grants(self) -> list[Response]:
         """What all ranks can do now: single operations, and small ones of a kind as one."""
+        if not self._waiting:
+            return self._repeats.complete()
         ready = sorted(self._ready(), key=lambda keys: self._waiting[keys[0]].first.kind in SET_CHANGES)  # these last
         responses = [response for keys in ready for response in self._decide(keys)]
-        return self._fused(responses) + self._all_joined()
+        granted = self._fused(responses) + self._all_joined()
+        if not self._waiting:
+            self._repeats.learn(granted)
+        return granted
+
+    def missing(self, waiting: set[int]) -> set[int]:
+        """The ranks that have not submitted what these ranks have."""
+        found = self._repeats.missing(waiting)
+        for (number, _), entry in self._waiting.items():
+            if not waiting.isdisjoint(entry.requests):
+                found.update(rank for rank in self.sets[number] if rank not in entry.requests)
+        return found.difference(self._joined)
 
     def stalled(self, now: float, after_seconds: float) -> list[str]:
         """A line for each operation that has waited so long, with the ranks that are missing; each is told once."""
         lines = []
+        since = self._repeats.since()
+        if since is not None and now - since >= after_seconds:
+            for early, when in self._repeats.give_up():
+                self._note(early, when)
         for (number, name), waiting in self._waiting.items():
             if waiting.first.kind == "join" or waiting.warned or now - waiting.since < after_seconds:
                 continue
@@ -73,7 +111,8 @@ class Coordinator:
     def oldest(self) -> float | None:
         """Since when the longest waiting operation has waited."""
         times = [waiting.since for waiting in self._waiting.values() if waiting.first.kind != "join"]
-        return min(times, default=None)
+        kept = self._repeats.since()
+        return min(times if kept is None else [*times, kept], default=None)
 
     def _ready(self) -> Iterable[list[Key]]:
         """The operations that every rank which still has data has submitted; groups when all of them are."""
@@ -83,7 +122,7 @@ class Coordinator:
             request = waiting.first
             if request.kind == "join" or key in refused or not self._all(key):
                 continue
-            names = _groups(waiting)
+            names = {_group(request)} if waiting.is_one else _groups(waiting)
             if len(names) > 1:  # what only some ranks have in a group is refused, and the whole group with it
                 taken = [each for each, other in self._waiting.items() if each == key or names & _groups(other) - {""}]
                 refused.update(taken)
@@ -99,6 +138,8 @@ class Coordinator:
     def _all(self, key: Key) -> bool:
         """Whether all ranks are here; those that have joined need not submit anything."""
         there = self._waiting[key].requests
+        if not self._joined:
+            return len(there) == len(self.sets[key[0]])
         return all(rank in there or rank in self._joined for rank in self.sets[key[0]])
 
     def _decide(self, keys: list[Key]) -> list[Response]:
@@ -130,7 +171,7 @@ class Coordinator:
         reference, name = entry.requests[ranks[0]], entry.first.key[1]
         if reference.kind not in ("allreduce", "barrier") and len(ranks) < len(self.sets[entry.first.process_set]):
             return f"{name}: {reference.kind} is not supported with Join at this time."
-        for rank in ranks[1:]:
+        for rank in () if entry.is_one else ranks[1:]:
             for what, mine, theirs in _compared(reference, entry.requests[rank]):
                 if mine != theirs:
                     return (
@@ -159,6 +200,7 @@ class Coordinator:
             self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != number}
             self._known = {own: known for own, known in self._known.items() if known.process_set != number}
             self._numbers = {known: own for own, known in self._known.items()}
+            self._repeats.forget()
         return Response(request.kind, GLOBAL_SET, (request,), set_number=number)
 
     def _number(self, request: Request) -> int:
@@ -179,34 +221,23 @@ class Coordinator:
 
     def _fused(self, responses: list[Response]) -> list[Response]:
         """Granted all-reduces that can travel in one message, put together in the order in which they came."""
-        out: list[Response] = []
+        out: list[list[Response]] = []
         open_places: dict[tuple[object, ...], int] = {}
         filled: dict[int, int] = {}
         for response in responses:
-            first = response.requests[0]
-            mergeable = first.kind == "allreduce" and not response.error
-            if not mergeable:
-                out.append(response)
+            if response.kind != "allreduce" or response.error:
+                out.append([response])
                 continue
-            like = (
-                first.process_set,
-                first.dtype,
-                first.device,
-                first.op,
-                first.prescale,
-                first.postscale,
-                response.joined,
-            )
+            like = (*_travels_with(response.requests[0]), response.joined)
             size = sum(_bytes(request) for request in response.requests)
             place = open_places.get(like)
             if place is None or filled[place] + size > self._fusion_bytes:
                 place = open_places[like] = len(out)
                 filled[place] = 0
-                out.append(response)
-            else:
-                out[place] = _merged(out[place], response)
+                out.append([])
+            out[place].append(response)
             filled[place] += size
-        return out
+        return [_merged(each) for each in out]
 
     def _all_joined(self) -> list[Response]:
         """The end of a join, when every rank has come to it."""
@@ -218,11 +249,20 @@ class Coordinator:
 
 
 def _groups(waiting: Waiting) -> set[str]:
-    """The groups that ranks have it in; a group has another name for each number of tensors."""
-    return {
-        f"{request.process_set}.{request.kind}.{request.group} of {request.group_size}" if request.group else ""
-        for request in waiting.requests.values()
-    }
+    """The groups that ranks have it in."""
+    return {_group(request) for request in waiting.requests.values()}
+
+
+def _group(request: Request) -> str:
+    """A group has another name for each number of tensors."""
+    if not request.group:
+        return ""
+    return f"{request.process_set}.{request.kind}.{request.group} of {request.group_size}"
+
+
+def _travels_with(request: Request) -> tuple[object, ...]:
+    """What all-reduces in one message have in common."""
+    return request.process_set, request.dtype, request.device, request.op, request.prescale, request.postscale
 
 
 def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, object]]:
@@ -243,10 +283,13 @@ def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, objec
     yield "ranks of the process set", list(one.members), list(other.members)
 
 
-def _merged(one: Response, other: Response) -> Response:
-    return Response(
-        one.kind, one.process_set, one.requests + other.requests, one.numbers + other.numbers, joined=one.joined
-    )
+def _merged(responses: list[Response]) -> Response:
+    first = responses[0]
+    if len(responses) == 1:
+        return first
+    requests = tuple(request for response in responses for request in response.requests)
+    numbers = tuple(number for response in responses for number in response.numbers)
+    return Response(first.kind, first.process_set, requests, numbers, joined=first.joined)
 
 
 def _bytes(request: Request) -> int:

@@ -8,9 +8,8 @@ import itertools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from tutti.hvd.channel import Channel, ChannelClosed
 from tutti.hvd.coordination import Coordination
 from tutti.hvd.errors import SHUT_DOWN, HorovodInternalError
-from tutti.hvd.execute import Members, Work, abort, carry_out, dissolve, form
+from tutti.hvd.execute import Members, Work, abort, carry_out, dissolve, form, release
 from tutti.hvd.messages import SET_CHANGES, UNNAMED, Key, Message, Request, Response
 from tutti.hvd.settings import Settings
 from tutti.hvd.timeline import Timeline
@@ -26,6 +25,7 @@ from tutti.hvd.timeline import Timeline
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead, and soon after a silent coordinator
 PATIENCE_SECONDS = 5.0  # for the others at the end
+HURRY_SECONDS, HURRY_AGAIN_SECONDS = 0.05, 0.2  # of waiting for a result, before other ranks are asked to hurry
 
 log = logging.getLogger("tutti.hvd")
 
@@ -36,24 +36,19 @@ class Pending:
 
     request: Request
     work: Work
+    engine: "Engine"
     ready: torch.cuda.Event | None = None  # when the GPU has made what goes in
-    done: threading.Event = field(default_factory=threading.Event)
+    done: bool = False
     finished: torch.cuda.Event | None = None  # when the GPU has made what comes out
     error: str = ""
     last_joined: int = -1
     set_number: int = -1
     given: Any = None  # what the caller knows the output as
-    hurry: Callable[[], None] = lambda: None
-
-    def fail(self, error: str) -> None:
-        self.error = error
-        self.done.set()
 
     def result(self) -> Work:
         """Wait for the end; on a GPU the stream of the caller waits, not the caller."""
-        if not self.done.is_set():
-            self.hurry()
-            self.done.wait()
+        if not self.done:
+            self.engine.wait_for(self)
         if self.error:
             raise HorovodInternalError(self.error)
         if self.finished is not None:
@@ -70,11 +65,15 @@ class Engine:
         self._settings = settings
         self._table: dict[Key, Pending] = {}
         self._outbox: list[Request] = []
+        self._gathered = 0  # bytes of what is there
         self._numbers: dict[Request, int] = {}
         self._requests: dict[int, Request] = {}  # by their numbers
-        self._urgent = False  # somebody waits for a result
+        self._urgent = False  # what is there must be told now
+        self._waits = False  # somebody here has waited for a while, and the coordinator does not know
+        self._awaited = False  # somebody on another rank waits for what was not told here
         self._unnamed: dict[int, itertools.count[int]] = defaultdict(itertools.count)
         self._changed = threading.Condition()
+        self._news = threading.Condition()  # some operations are done
         self._leaves = False
         self.failed = False  # connections broke here, of an operation or to the coordinator
         self._ended = ""  # why no operation can be done any more
@@ -104,11 +103,14 @@ class Engine:
                         f"being processed: {request.name!r}. If you want to request another tensor, use a different "
                         "tensor name."
                     )
-            pending = [Pending(request, work, _recorded(work), hurry=self._hurry) for request, work in operations]
+            pending = [Pending(request, work, self, _recorded(work)) for request, work in operations]
+            is_first = not self._outbox
             for each in pending:
                 self._table[each.request.key] = each
                 self._outbox.append(each.request)
-            self._changed.notify()
+                self._gathered += each.work.tensor.nbytes
+            if is_first or self._gathered >= self._settings.gather_bytes:  # otherwise it would be woken for nothing
+                self._changed.notify()
         return pending
 
     def agree(self, request: Request) -> Pending:
@@ -117,10 +119,30 @@ class Engine:
         pending.result()
         return pending
 
-    def _hurry(self) -> None:
+    def hurry(self, others: bool = False) -> None:
+        """Have what has been submitted here told at once, since somebody wants to know; or by other ranks, too."""
         with self._changed:
-            self._urgent = True
-            self._changed.notify()
+            if self._outbox or others:
+                self._urgent, self._waits = True, self._waits or others
+                self._changed.notify()
+
+    def wait_for(self, pending: Pending) -> None:
+        """Wait until an operation is done; ranks that are behind are asked to hurry if that takes long."""
+        self.hurry()
+        seconds = HURRY_SECONDS
+        while not self._is_done(pending, seconds):
+            self.hurry(others=True)
+            seconds = HURRY_AGAIN_SECONDS
+
+    def _is_done(self, pending: Pending, seconds: float) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: pending.done, seconds)
+
+    def _finish(self, operations: list[Pending], error: str = "") -> None:
+        with self._news:
+            for each in operations:
+                each.error, each.done = error, True
+            self._news.notify_all()
 
     def next_name(self, process_set: int) -> str:
         """A name for what has none: the first, second, ... that was submitted so in this set."""
@@ -134,26 +156,32 @@ class Engine:
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS)
         self.timeline.stop()
-        return not any(thread.is_alive() for thread in self._threads)
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if ended:
+            release()
+        return ended
 
     # The thread that tells the coordinator what was submitted here.
 
     def _tell(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._outbox or self._leaves or self._ended, HEARTBEAT_SECONDS)
+                self._changed.wait_for(lambda: self._outbox or self._must_tell(), HEARTBEAT_SECONDS)
                 if self._outbox:  # more may follow; one message for all of them is quicker for everybody
-                    at_once = self._changed.wait_for(self._must_tell, self._settings.cycle_seconds)
-                    self._urgent = self._urgent and not at_once
+                    short, long = self._settings.short_gather_seconds, self._settings.gather_seconds
+                    self._changed.wait_for(self._must_tell, short if self._awaited else long)
                 if self._ended and not self.failed:
                     return
-                requests, self._outbox = self._outbox, []
+                requests, self._outbox, self._gathered = self._outbox, [], 0
+                waits, self._waits, self._urgent = self._waits, False, False
+                if waits:
+                    self._awaited = False
                 leaves = self._leaves or self.failed
             numbers = [self._numbers.get(request, -1) for request in requests]  # once: they may get one any moment
-            known = tuple(number for number in numbers if number >= 0)
+            known = tuple(sorted(number for number in numbers if number >= 0))
             new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
             try:
-                self._channel.say(Message(self.rank, new, known, leaves))
+                self._channel.say(Message(self.rank, new, known, waits, leaves))
             except ChannelClosed as error:
                 self._lose(error)
                 return
@@ -161,7 +189,7 @@ class Engine:
                 return
 
     def _must_tell(self) -> bool:
-        return bool(self._urgent or self._leaves or self._ended)
+        return bool(self._urgent or self._gathered >= self._settings.gather_bytes or self._leaves or self._ended)
 
     # The thread that carries out what the coordinator grants.
 
@@ -173,7 +201,10 @@ class Engine:
                         self._end(response.error or SHUT_DOWN)
                     if self._ended:
                         break
-                    self._do(response)
+                    if response.kind == "hurry":
+                        self._tell_now()
+                    else:
+                        self._do(response)
             self._channel.part(self.size, PATIENCE_SECONDS)
         except ChannelClosed as error:
             self._lose(error)
@@ -182,6 +213,12 @@ class Engine:
             self.failed = True
             self._end(f"rank {self.rank} failed: {error!r}. {SHUT_DOWN}")
 
+    def _tell_now(self) -> None:
+        with self._changed:
+            self._awaited = True
+            self._urgent = bool(self._outbox)
+            self._changed.notify()
+
     def _do(self, response: Response) -> None:
         if response.numbers and not response.requests:
             response = replace(response, requests=tuple(self._requests[number] for number in response.numbers))
@@ -189,8 +226,7 @@ class Engine:
             pending = [self._table.pop(request.key, None) for request in response.requests]
         mine = [each for each in pending if each is not None]
         if response.error:
-            for each in mine:
-                each.fail(response.error)
+            self._finish(mine, response.error)
             return
         for request, number in zip(response.requests, response.numbers, strict=False):
             if number >= 0:
@@ -201,8 +237,7 @@ class Engine:
             text = f"{response.requests[0].key[1]} failed: {error}. {SHUT_DOWN}"
             self.failed = True
             self._end(text)
-            for each in mine:
-                each.fail(text)
+            self._finish(mine, text)
             with suppress(Exception):  # they may be closed already
                 abort(self.sets[response.process_set])
             return
@@ -210,7 +245,7 @@ class Engine:
             self._unnamed.clear()  # ranks have had different numbers of operations
         for each in mine:
             each.last_joined, each.set_number = response.last_joined, response.set_number
-            each.done.set()
+        self._finish(mine)
 
     def _run(self, response: Response, pending: list[Pending | None]) -> None:
         if response.kind in SET_CHANGES:
@@ -253,7 +288,7 @@ class Engine:
             members = self.sets.pop(number)
             left = [self._table.pop(key) for key in list(self._table) if key[0] == number]
         for each in left:
-            each.fail(f"{each.request.key[1]}: process set {number} has been removed.")
+            self._finish([each], f"{each.request.key[1]}: process set {number} has been removed.")
         self._requests = {own: request for own, request in self._requests.items() if request.process_set != number}
         self._numbers = {request: own for own, request in self._requests.items()}
         self._unnamed.pop(number, None)
@@ -272,8 +307,7 @@ class Engine:
             self._ended = self._ended or why
             left, self._table = list(self._table.values()), {}
             self._changed.notify_all()
-        for each in left:
-            each.fail(why)
+        self._finish(left, why)
 
     # The thread of the coordinator, on rank 0.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._utils import _unflatten_dense_tensors
 
 from tutti.hvd.adasum import adasum
 from tutti.hvd.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Request, Response
@@ -19,6 +20,7 @@ _REDUCTIONS = {
 }
 # The old name, which torch before 2.13 knows alone, warns since then.
 _gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+_kept: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -96,27 +98,52 @@ def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], member
         buffer = single.output.view(-1)
         if single.output is not single.tensor:
             buffer.copy_(single.tensor.reshape(-1))
-        _reduce(buffer, first, members, [len(buffer)])
+        scale(buffer, _reduce(buffer, first, members, [len(buffer)]))
         return
     sizes = [math.prod(request.shape) for request in requests]
-    buffer = torch.zeros(sum(sizes), dtype=DTYPES[first.dtype], device=_device(first, works))
-    parts = buffer.split(sizes)
-    pairs = [(part, work) for part, work in zip(parts, works, strict=True) if work is not None]
-    if pairs:
-        torch._foreach_copy_([part for part, _ in pairs], [work.tensor.reshape(-1) for _, work in pairs])
-    _reduce(buffer, first, members, sizes)
-    outputs = [(work.output, part) for part, work in pairs if work.output is not None]
+    own = [work for work in works if work is not None]
+    buffer = _room(sum(sizes), DTYPES[first.dtype], _device(first, works))
+    if own:
+        torch.cat([work.tensor.reshape(-1) for work in own], out=buffer)
+    else:  # this rank has joined, and nothing of this is its own
+        buffer.zero_()
+    factor = _reduce(buffer, first, members, sizes)
+    outputs = [work.output for work in own if work.output is not None]
     if outputs:
-        torch._foreach_copy_([out for out, _ in outputs], [part.view(out.shape) for out, part in outputs])
+        _take_out(buffer, outputs, factor)
 
 
-def _reduce(buffer: torch.Tensor, request: Request, members: Members, sizes: list[int]) -> None:
+def _reduce(buffer: torch.Tensor, request: Request, members: Members, sizes: list[int]) -> float:
+    """Reduce over ranks; what remains to be multiplied by."""
     scale(buffer, request.prescale)
     if request.op == ADASUM:
         adasum(buffer, sizes, members.place, members.size)
     elif members.size > 1:
         dist.all_reduce(buffer, _REDUCTIONS[request.op], members.group)
-    scale(buffer, request.postscale / members.size if request.op == AVERAGE else request.postscale)
+    return request.postscale / members.size if request.op == AVERAGE else request.postscale
+
+
+def _room(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a message, which is kept for the next one; the thread or stream that uses it does so in order."""
+    kept = _kept.get((dtype, device))
+    if kept is None or len(kept) < length:
+        kept = _kept[dtype, device] = torch.empty(length, dtype=dtype, device=device)
+    return kept[:length]
+
+
+def release() -> None:
+    """Give back the memory that was kept for messages."""
+    _kept.clear()
+
+
+def _take_out(buffer: torch.Tensor, outputs: list[torch.Tensor], factor: float) -> None:
+    """Put what lies side by side in its places, multiplied on the way where the type of numbers allows it."""
+    if factor == 1.0 or buffer.dtype not in (torch.float32, torch.float64):
+        scale(buffer, factor)
+        torch._foreach_copy_(outputs, list(_unflatten_dense_tensors(buffer, outputs)))
+        return
+    for output, part in zip(outputs, _unflatten_dense_tensors(buffer, outputs), strict=True):
+        torch.mul(part, factor, out=output)
 
 
 def scale(buffer: torch.Tensor, factor: float) -> None:
@@ -173,7 +200,7 @@ def _alltoall(work: Work, splits: Sequence[int], members: Members) -> None:
 def _reducescatter(request: Request, work: Work, members: Members) -> None:
     """The first ranks get one more row where rows do not divide."""
     whole = work.tensor.clone(memory_format=torch.contiguous_format)
-    _reduce(whole.view(-1), request, members, [whole.numel()])
+    scale(whole.view(-1), _reduce(whole.view(-1), request, members, [whole.numel()]))
     counts = scattered_rows(len(whole), members.size)
     begin = sum(counts[: members.place])
     work.output = whole[begin : begin + counts[members.place]].clone()

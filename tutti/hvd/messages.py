@@ -45,6 +45,7 @@ class Message:
     rank: int
     requests: tuple[Request, ...] = ()
     known: tuple[int, ...] = ()
+    waits: bool = False  # somebody on this rank waits for a result
     leaves: bool = False  # this rank shuts down
 
 
@@ -52,7 +53,7 @@ class Message:
 class Response:
     """What the coordinator tells the members of a process set: do this now, all of you, in the order of responses."""
 
-    kind: Kind | Literal["shutdown"]
+    kind: Kind | Literal["hurry", "shutdown"]  # hurry: somebody waits for what this rank has not told yet
     process_set: int = GLOBAL_SET
     requests: tuple[Request, ...] = ()  # one, or several that are done as one; rank 0's or the first that came
     numbers: tuple[int, ...] = ()  # under which ranks may name them from now on, or none

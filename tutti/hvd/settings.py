@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_CYCLES, _SHORT_CYCLES = 1000, 20  # a message costs more here than it does in Horovod
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -11,7 +13,9 @@ class Settings:
 
     fusion_bytes: int = 128 << 20
     cache_capacity: int = 1024
-    cycle_seconds: float = 0.001  # how long submissions are gathered before they are told, while nobody waits for one
+    gather_seconds: float = 1.0  # for so long submissions are gathered while nobody on any rank waits for them
+    short_gather_seconds: float = 0.02  # the same while another rank does
+    gather_bytes: int = 25 << 20  # or until they are so much
     stall_warning_seconds: float | None = 60.0
     stall_shutdown_seconds: float = 0.0  # 0: never
     timeline: str = ""  # the file that a timeline is written to from the start
@@ -22,10 +26,12 @@ class Settings:
 def read_settings(env: Mapping[str, str]) -> Settings:
     """The settings of the environment; what is no number where one is expected is refused by its name."""
     timeline = env.get("HOROVOD_TIMELINE", "")
+    cycle_seconds = number(env, "CYCLE_TIME", 1.0) / 1000
     return Settings(
         fusion_bytes=int(number(env, "FUSION_THRESHOLD", 128 << 20)),
         cache_capacity=int(number(env, "CACHE_CAPACITY", 1024)),
-        cycle_seconds=number(env, "CYCLE_TIME", 1.0) / 1000,
+        gather_seconds=_CYCLES * cycle_seconds,
+        short_gather_seconds=_SHORT_CYCLES * cycle_seconds,
         stall_warning_seconds=None
         if _is_set(env, "STALL_CHECK_DISABLE")
         else number(env, "STALL_CHECK_TIME_SECONDS", 60.0),

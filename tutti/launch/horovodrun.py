@@ -55,7 +55,7 @@ def _run_elastic(given: Namespace) -> int:
     if given.mpi:
         raise LaunchError("--mpi with elastic flags: mpirun cannot change the number of ranks. Leave out --mpi.")
     options = arguments.elastic_options(given)
-    from tutti.launch.elastic_driver import run_elastic  # pyright: ignore[reportMissingImports]
+    from tutti.launch.elastic_driver import run_elastic
 
     return run_elastic(options, given.command)
 

@@ -61,7 +61,10 @@ def poll(handle: int) -> bool:
     """Whether an operation is done."""
     if handle not in _handles:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
-    return all(each.done.is_set() for each in _handles[handle].pending)
+    done = all(each.done for each in _handles[handle].pending)
+    if not done:
+        basics.engine().hurry(others=True)
+    return done
 
 
 def synchronize(handle: int) -> Any:
