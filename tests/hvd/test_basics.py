@@ -8,6 +8,7 @@ import torch.distributed as dist
 from tutti.hvd import basics
 from tutti.hvd.channel import ChannelClosed, Connections, LocalChannel, StoreChannel
 from tutti.hvd.messages import Response
+from tutti.hvd.settings import read_settings
 from tutti.hvd.torch import ops
 
 
@@ -53,3 +54,11 @@ def test_a_coordinator_that_says_nothing_ends_the_wait_at_the_deadline() -> None
         channel.responses(0.2)
     with pytest.raises(ChannelClosed, match=r"nothing came for 0.2 s"):
         LocalChannel().responses(0.2)
+
+
+def test_the_log_level_is_one_of_horovods() -> None:
+    assert read_settings({"HOROVOD_LOG_LEVEL": "trace"}).log_level == "DEBUG"
+    assert read_settings({"HOROVOD_LOG_LEVEL": "fatal"}).log_level == "CRITICAL"
+    assert read_settings({}).log_level == ""
+    with pytest.raises(ValueError, match="HOROVOD_LOG_LEVEL='loud': expected one of trace, fatal, debug, info"):
+        read_settings({"HOROVOD_LOG_LEVEL": "loud"})

@@ -174,10 +174,11 @@ def test_a_rank_that_dies_ends_what_others_wait_for(victim: int, how: str) -> No
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_dies_inside_an_operation_ends_it_on_all(victim: int) -> None:
     found = run_ranks(4, work.lose_a_rank, victim, "kill", True, expect_failure=True)
+    reason = "rank 0, which coordinates all ranks, has ended" if victim == 0 else f"Rank {victim} has not been heard of"
     for rank, answer in enumerate(found):
         if rank != victim:
             assert {error for error, _ in answer} == {"HorovodInternalError"}
-            assert SHUT_DOWN in answer[0][1]
+            assert reason in answer[0][1] and SHUT_DOWN in answer[0][1]
 
 
 def test_a_stall_is_told_with_the_tensor_and_the_missing_ranks() -> None:

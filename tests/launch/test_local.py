@@ -43,12 +43,13 @@ def test_every_rank_has_a_log_and_rank_0_the_screen(tutti: Tutti, tmp_path: Path
     write(
         tmp_path / "hello.py",
         """
-        import os, sys
+        import atexit, os, sys
         import torch.distributed as dist
         dist.init_process_group("gloo")
         print(f"rank {dist.get_rank()} of {dist.get_world_size()} says {sys.argv[1:]}", flush=True)
         os.write(1, b"from below\\n")
         dist.destroy_process_group()
+        atexit.register(print, "at the end", flush=True)
         """,
     )
     done = tutti("run", "-n", "3", "hello.py", "--words", "a b")
@@ -57,7 +58,8 @@ def test_every_rank_has_a_log_and_rank_0_the_screen(tutti: Tutti, tmp_path: Path
     assert "rank 1 of 3" not in done.out
     folder = next((tmp_path / "runs" / "hello").iterdir())
     for rank in range(3):
-        assert f"rank {rank} of 3 says" in (folder / "logs" / f"rank-{rank}.log").read_text()
+        log = (folder / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} of 3 says" in log and log.rstrip().endswith("at the end")
     assert "from below" in (folder / "logs" / "rank-2.log").read_text()
 
 

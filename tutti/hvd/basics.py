@@ -1,7 +1,9 @@
 """Start and end of a job, and who this rank is in it; the same for every framework."""
 
 import atexit
+import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from tutti.hvd.errors import NOT_INITIALIZED, HorovodInternalError
 from tutti.hvd.execute import Members, form
 from tutti.hvd.messages import GLOBAL_SET
 from tutti.hvd.process_sets import ProcessSet, check_static, make_global_set
-from tutti.hvd.settings import number, read_settings
+from tutti.hvd.settings import Settings, number, read_settings
 from tutti.runtime.discovery import discover
 from tutti.runtime.group import Group, join
 from tutti.runtime.placement import Placement
@@ -34,6 +36,7 @@ class Job:
     dynamic: bool  # sets may be added and removed
 
 
+log = logging.getLogger("tutti.hvd")
 global_process_set = make_global_set()
 _job: Job | None = None
 _group: Group | None = None  # kept from one init to the next: torch can start it once
@@ -55,6 +58,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # also for the next job of this process, as in Horovod
         process_sets = None
     settings, runtime = read_settings(os.environ), _runtime(os.environ)
+    _set_up_log(settings)
     if is_driven():  # every job has other ranks, and a group of its own
         placement, _group = membership().join(runtime)
         atexit.register(_leave)
@@ -88,6 +92,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, who says nothing is taken for dead
     _job = Job(Engine(rank, size, channel, sets, settings), placement, static, settings.dynamic_sets)
     _generation += 1
+    log.info("rank %d of %d is ready on host %s", rank, size, platform.node())
     if is_driven():
         membership().watch(channel)
     if problem is not None:
@@ -114,6 +119,14 @@ def shutdown() -> None:
     if is_driven():
         close_group(whole and not _broken)
         _group, _connections, _broken, _generation = None, None, False, 0
+
+
+def _set_up_log(settings: Settings) -> None:
+    """Have messages of the level that was asked for on standard error, unless the script has a handler for them."""
+    if settings.log_level:
+        log.setLevel(settings.log_level)
+        if not log.hasHandlers():
+            log.addHandler(logging.StreamHandler())
 
 
 def _leave() -> None:

@@ -35,6 +35,7 @@ class Coordination:
         self._coordinator = Coordinator(size, sets, settings.fusion_bytes, settings.cache_capacity)
         self._told: set[int] = set()  # numbers of requests that all ranks concerned know
         self._waiting: set[int] = set()  # ranks that say now that somebody waits there
+        self._lost: tuple[str, float] | None = None  # what first broke off on some rank, and when that was heard
 
     def run(self) -> None:
         """Answer until a rank leaves, or is gone; nobody must wait for ever, whatever happens here."""
@@ -68,6 +69,8 @@ class Coordination:
             if self._timeline.runs:
                 self._timeline.submitted(self._coordinator.requests(message), message.rank)
         self._waiting = {message.rank for message in messages if message.waits}
+        lost = next((message.lost for message in messages if message.lost), "")
+        self._lost = self._lost or ((lost, now) if lost else None)
         left = any(message.leaves for message in messages)
         return SHUT_DOWN if left else self._watched(heard, now)
 
@@ -92,6 +95,16 @@ class Coordination:
         for rank in self._coordinator.missing(self._waiting) if self._waiting else ():
             self._channel.answer(rank, [Response("hurry")])
 
+    def _roll_call(self, what: str, since: float, heard: dict[int, float], now: float) -> str:
+        """After an operation broke off: every rank that lives says something before long, and who does not is named."""
+        silent = [rank for rank, last in heard.items() if last < since]
+        if silent and now - since < 2 * self._heartbeat_seconds:
+            return ""
+        gone = (
+            f" Rank {', '.join(map(str, silent))} has not been heard of since, and is taken for dead." if silent else ""
+        )
+        return f"{what}.{gone} {SHUT_DOWN}"
+
     def _shortened(self, response: Response) -> Response:
         """Without the requests, where all who get it know them by their numbers."""
         if response.error or not response.numbers or min(response.numbers) < 0:
@@ -107,6 +120,8 @@ class Coordination:
 
     def _watched(self, heard: dict[int, float], now: float) -> str:
         """Warn of operations that some ranks never submit; an error when a rank is gone or a stall is too long."""
+        if self._lost is not None:
+            return self._roll_call(*self._lost, heard, now)
         silence = self._silence_seconds
         silent = [rank for rank, last in heard.items() if now - last > silence]
         if silent:

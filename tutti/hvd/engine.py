@@ -25,7 +25,7 @@ from tutti.hvd.timeline import Timeline
 HEARTBEAT_SECONDS = 5.0
 SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead, and soon after a silent coordinator
 PATIENCE_SECONDS = 5.0  # for the others at the end
-HURRY_SECONDS, HURRY_AGAIN_SECONDS = 0.05, 0.2  # of waiting for a result, before other ranks are asked to hurry
+HURRY_SECONDS, HURRY_AGAIN_SECONDS = 0.1, 0.5  # of waiting for a result, before other ranks are asked to hurry
 
 log = logging.getLogger("tutti.hvd")
 
@@ -76,6 +76,7 @@ class Engine:
         self._news = threading.Condition()  # some operations are done
         self._leaves = False
         self.failed = False  # connections broke here, of an operation or to the coordinator
+        self._lost = ""  # what broke off here; the coordinator finds out why
         self._ended = ""  # why no operation can be done any more
         self._stream: torch.cuda.Stream | None = None
         self.timeline = Timeline()  # runs on rank 0 alone
@@ -170,18 +171,18 @@ class Engine:
                 if self._outbox:  # more may follow; one message for all of them is quicker for everybody
                     short, long = self._settings.short_gather_seconds, self._settings.gather_seconds
                     self._changed.wait_for(self._must_tell, short if self._awaited else long)
-                if self._ended and not self.failed:
+                if self._ended and (self._lost or not self.failed):
                     return
                 requests, self._outbox, self._gathered = self._outbox, [], 0
                 waits, self._waits, self._urgent = self._waits, False, False
                 if waits:
                     self._awaited = False
-                leaves = self._leaves or self.failed
+                leaves, lost = self._leaves or (self.failed and not self._lost), self._lost
             numbers = [self._numbers.get(request, -1) for request in requests]  # once: they may get one any moment
             known = tuple(sorted(number for number in numbers if number >= 0))
             new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
             try:
-                self._channel.say(Message(self.rank, new, known, waits, leaves))
+                self._channel.say(Message(self.rank, new, known, waits, lost, leaves))
             except ChannelClosed as error:
                 self._lose(error)
                 return
@@ -203,7 +204,7 @@ class Engine:
                         break
                     if response.kind == "hurry":
                         self._tell_now()
-                    else:
+                    elif not self._lost:
                         self._do(response)
             self._channel.part(self.size, PATIENCE_SECONDS)
         except ChannelClosed as error:
@@ -234,12 +235,13 @@ class Engine:
         try:
             self._run(response, pending)
         except Exception as error:
-            text = f"{response.requests[0].key[1]} failed: {error}. {SHUT_DOWN}"
-            self.failed = True
-            self._end(text)
-            self._finish(mine, text)
             with suppress(Exception):  # they may be closed already
                 abort(self.sets[response.process_set])
+            with self._changed:  # what was begun fails with the rest, when the coordinator knows who is gone
+                self._table |= {each.request.key: each for each in mine}
+                self._lost = f"{response.requests[0].key[1]} failed: {error}"
+                self.failed = self._urgent = True
+                self._changed.notify()
             return
         if response.kind == "join":
             self._unnamed.clear()  # ranks have had different numbers of operations

@@ -46,6 +46,7 @@ class Message:
     requests: tuple[Request, ...] = ()
     known: tuple[int, ...] = ()
     waits: bool = False  # somebody on this rank waits for a result
+    lost: str = ""  # an operation broke off here, perhaps because a rank is gone
     leaves: bool = False  # this rank shuts down
 
 

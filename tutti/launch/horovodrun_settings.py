@@ -77,7 +77,9 @@ SETTINGS = (
     Setting("--num-nccl-streams", int, "NUM_NCCL_STREAMS", "library_options.num_nccl_streams", "", False),
     Setting("--thread-affinity", str, "THREAD_AFFINITY", "library_options.thread_affinity", "", False),
     Setting("--gloo-timeout-seconds", int, "GLOO_TIMEOUT_SECONDS", "library_options.gloo_timeout_seconds", "", False),
-    Setting("--log-level", str, "LOG_LEVEL", "logging.level", "", False, choices=_LEVELS),
+    Setting(
+        "--log-level", str, "LOG_LEVEL", "logging.level", "the least grave messages that ranks print", choices=_LEVELS
+    ),
     Setting("--log-with-timestamp", bool, "LOG_HIDE_TIME", "logging.timestamp", "", False),
 )
 _INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the flag says yes where the variable says no
