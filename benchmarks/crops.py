@@ -42,7 +42,7 @@ from tutti.data.draws import Draws
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.dataset import NbodyCrops, nbody
 from tutti.data.nbody.make import make_nbody
-from tutti.data.nbody.sources import Choices, HostSource, read_disk, read_memory
+from tutti.data.nbody.sources import Choices, HostSource, InMemory, read_disk
 from tutti.data.nbody.symmetry import AXES, FLIPS
 from tutti.errors import TuttiError
 
@@ -171,7 +171,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> BoxFile:
 def check_same_crops(box: BoxFile, ours: dict[str, NbodyCrops], seed: int) -> None:
     """The same corner and rotation give the same crop everywhere, and the same draws the same batch of ours."""
     fields = {name: read_field(box, name) for name in CHANNELS}
-    sources = [HostSource(read, CROP, CPU, threads=1) for read in (read_memory(fields), read_disk(box))]
+    sources = [HostSource(read, CROP, CPU, threads=1) for read in (InMemory(fields), read_disk(box))]
     symmetries = {(tuple(axes), tuple(flips)): row for row, (axes, flips) in enumerate(zip(AXES, FLIPS, strict=True))}
     corners = np.random.default_rng(seed).integers(0, box.side - CROP + 1, (len(ROTATIONS), 3))
     for peer in (FileCrops(box, 1), MemoryCrops(box, 1)):

@@ -11,7 +11,7 @@ import torch
 
 from tutti.data.nbody import sources
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, open_box, read_field
-from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, Source, read_disk, read_memory
+from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, InMemory, Source, read_disk
 from tutti.data.nbody.symmetry import channel_sources, transformed
 from tutti.errors import DataError
 
@@ -75,7 +75,7 @@ def expected(choices: Choices) -> Crops:
 
 
 def memory(threads: int = 1) -> Source:
-    return HostSource(read_memory(FIELDS), CROP, CPU, threads)
+    return HostSource(InMemory(FIELDS), CROP, CPU, threads)
 
 
 def device(threads: int = 1) -> Source:
@@ -139,7 +139,7 @@ def test_a_batch_of_one_and_a_crop_as_large_as_the_box(tmp_path: Path) -> None:
     box = write(tmp_path / "box.h5", **LAYOUTS["chunks that divide nothing"])
     choices = Choices(np.zeros((1, 3), np.int64), np.array([0]))
     for source in (
-        HostSource(read_memory(FIELDS), SIDE, CPU, 3),
+        HostSource(InMemory(FIELDS), SIDE, CPU, 3),
         HostSource(read_disk(box), SIDE, CPU, 3),
         DeviceSource(iter(FIELDS.items()), SIDE, CPU, compiled=False),
     ):

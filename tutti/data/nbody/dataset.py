@@ -9,7 +9,7 @@ import torch
 from tutti.data.draws import Draws
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.make import make_nbody
-from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, Source, read_disk, read_memory
+from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, InMemory, Source, read_disk
 from tutti.data.nbody.symmetry import IDENTITY
 
 _SYMMETRIES = 48
@@ -63,7 +63,7 @@ def nbody(
     samples = train_samples if is_train else valid_samples
     if source == "synthetic":
         opened, side, note = _random_fields(max(box, crop), seed=1 if is_train else 2), max(box, crop), "random numbers"
-        made: Source = HostSource(read_memory(opened), crop, device, torch.get_num_threads())
+        made: Source = HostSource(InMemory(opened), crop, device, torch.get_num_threads())
     else:
         file = open_box(Path(train if is_train else valid), crop)
         kind, why = choose_source(source, file, device, local_ranks)
@@ -102,7 +102,7 @@ def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device) -> S
     fields = ((name, read_field(file, name)) for name in CHANNELS)
     if kind == "device":
         return DeviceSource(fields, crop, device, compiled=device.type == "cuda")
-    return HostSource(read_memory(dict(fields)), crop, device, threads)
+    return HostSource(InMemory(dict(fields)), crop, device, threads)
 
 
 def _random_fields(side: int, seed: int) -> dict[str, np.ndarray]:

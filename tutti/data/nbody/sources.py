@@ -85,12 +85,20 @@ class HostSource:
         list(self._pool.map(cut, places) if self._pool is not None else map(cut, places))
 
     def _cut(self, name: str, choices: Choices, sample: int, out: np.ndarray) -> None:
-        """One crop of a field: read into a block that stays in the cache, and turned from there."""
-        symmetry = int(choices.symmetries[sample])
+        """One crop of a field: read into a block that stays in the cache, and turned from there.
+
+        Out of memory it goes channel by channel through the first cube of the block, since less stays there longer.
+        """
+        symmetry, corner = int(choices.symmetries[sample]), choices.corners[sample]
         block = self._block()[: len(out)]
-        self._read(name, choices.corners[sample], block)
+        window = self._read.window(name, corner, self._crop) if isinstance(self._read, InMemory) else None
+        if window is None:
+            self._read(name, corner, block)
         turned = transformed(block, symmetry)
         for channel, (source, sign) in enumerate(channel_sources(SCALARS[name], symmetry, choices.vectors)):
+            if window is not None:
+                np.copyto(block[0], window[source])
+                source = 0
             (np.copyto if sign > 0 else _negate)(out[channel], turned[source])
 
     def _block(self) -> np.ndarray:
@@ -152,13 +160,18 @@ class _Pinned:
         return inputs, targets
 
 
-def read_memory(fields: dict[str, np.ndarray]) -> Read:
+class InMemory:
     """Crops out of whole fields in memory."""
 
-    def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
-        np.copyto(out, fields[name][_window(corner, out.shape[1])])
+    def __init__(self, fields: dict[str, np.ndarray]) -> None:
+        self._fields = fields
 
-    return read
+    def __call__(self, name: str, corner: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, self.window(name, corner, out.shape[1]))
+
+    def window(self, name: str, corner: np.ndarray, size: int) -> np.ndarray:
+        """A crop where it lies."""
+        return self._fields[name][_window(corner, size)]
 
 
 def read_disk(box: BoxFile) -> Read:
