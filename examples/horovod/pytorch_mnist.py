@@ -46,9 +46,9 @@ def load(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
         return splits[0], splits[1]
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-    images, labels = F.interpolate(pixels, size=28, mode="bilinear"), torch.tensor(digits.target)
+    digits, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(digits, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
+    images, labels = F.interpolate(pixels, size=28, mode="bilinear"), torch.tensor(target)
     return TensorDataset(images[:1440], labels[:1440]), TensorDataset(images[1440:], labels[1440:])
 
 
