@@ -155,7 +155,7 @@ class Engine:
             self._leaves = True
             self._changed.notify()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
+            thread.join(2 * PATIENCE_SECONDS)  # longer than it waits itself: one that returns as Python ends aborts it
         self.timeline.stop()
         ended = not any(thread.is_alive() for thread in self._threads)
         if ended:
