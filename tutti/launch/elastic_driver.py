@@ -17,7 +17,7 @@ from tutti.launch.elastic_members import Member, arrange, start
 from tutti.launch.elastic_talk import ASKS, Ask, News, Place, news_key, place_key
 from tutti.launch.horovodrun_options import ElasticOptions
 from tutti.launch.hosts import Host
-from tutti.launch.static_job import Stopped, stopped_by_signals
+from tutti.launch.static_job import Stopped, end_workers, stopped_by_signals
 from tutti.launch.workers import end_all
 
 if TYPE_CHECKING:
@@ -111,14 +111,7 @@ class Driver:
         """Leave no worker behind; another signal meanwhile ends them without grace."""
         if self._discovery is not None:
             self._discovery.stop()
-        workers = [member.worker for member in self.members]
-        while True:
-            try:
-                end_all(workers)
-                return
-            except Stopped:
-                for worker in workers:
-                    worker.kill()
+        end_workers([member.worker for member in self.members])
 
     def _current(self) -> list[Member]:
         return [member for member in self.members if member.generation == self.generation >= 0]

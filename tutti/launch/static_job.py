@@ -82,7 +82,7 @@ def launch_static(options: StaticOptions, command: Sequence[str]) -> Ending | No
                 workers.append(Worker(f"rank {slot.rank}", slot.host, command, own, output, ssh))
             return _watch(workers)
         finally:
-            _end(workers)
+            end_workers(workers)
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _watch(workers: list[Worker]) -> Ending | None:
     return None
 
 
-def _end(workers: list[Worker]) -> None:
+def end_workers(workers: list[Worker]) -> None:
     """End what is left; another signal meanwhile ends it without grace."""
     while True:
         try:
