@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tutti.errors import ConfigError, LaunchError
 from tutti.launch.horovodrun_options import HOROVOD_VERSION, ElasticOptions, StaticOptions
@@ -44,14 +44,21 @@ def static_options(given: argparse.Namespace) -> StaticOptions:
     _check_count("-np", count)
     return StaticOptions(
         slots=tuple(assign_slots(hosts or [Host("localhost", count)], count)),
-        ssh_port=given.ssh_port,
-        ssh_identity_file=given.ssh_identity_file,
-        network_interfaces=_interfaces(given),
-        output_filename=given.output_filename,
-        prefix_timestamp=given.prefix_timestamp,
-        verbose=given.verbose,
-        environment=_environment(given),
+        **_start_options(given),
     )
+
+
+def _start_options(given: argparse.Namespace) -> dict[str, Any]:
+    """What both kinds of jobs are told."""
+    return {
+        "ssh_port": given.ssh_port,
+        "ssh_identity_file": given.ssh_identity_file,
+        "network_interfaces": _interfaces(given),
+        "output_filename": given.output_filename,
+        "prefix_timestamp": given.prefix_timestamp,
+        "verbose": given.verbose,
+        "environment": _environment(given),
+    }
 
 
 def elastic_options(given: argparse.Namespace) -> ElasticOptions:
@@ -90,13 +97,7 @@ def elastic_options(given: argparse.Namespace) -> ElasticOptions:
         reset_limit=given.reset_limit,
         cooldown_range=tuple(cooldown) if cooldown else None,
         start_timeout=given.start_timeout,
-        ssh_port=given.ssh_port,
-        ssh_identity_file=given.ssh_identity_file,
-        network_interfaces=_interfaces(given),
-        output_filename=given.output_filename,
-        prefix_timestamp=given.prefix_timestamp,
-        verbose=given.verbose,
-        environment=_environment(given),
+        **_start_options(given),
         hosts=tuple(hosts),
     )
 

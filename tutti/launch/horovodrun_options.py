@@ -7,11 +7,10 @@ from tutti.launch.hosts import Host, Slot
 HOROVOD_VERSION = "0.28.1+tutti"  # the API that is offered, and who offers it
 
 
-@dataclass(frozen=True)
-class StaticOptions:
-    """Which ranks there are, and how they are started."""
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """How ranks are started, and where their output goes."""
 
-    slots: tuple[Slot, ...]
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     network_interfaces: tuple[str, ...] = ()
@@ -21,9 +20,16 @@ class StaticOptions:
     environment: dict[str, str] = field(default_factory=dict)  # of every rank: this process's and the settings flags'
 
 
-@dataclass(frozen=True)
-class ElasticOptions:
-    """How many ranks there may be, where they may run, and how they are started."""
+@dataclass(frozen=True, kw_only=True)
+class StaticOptions(StartOptions):
+    """Which ranks there are."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticOptions(StartOptions):
+    """How many ranks there may be, and where they may run."""
 
     np: int  # ranks to start with
     min_np: int  # with fewer slots, the job waits
@@ -34,11 +40,4 @@ class ElasticOptions:
     reset_limit: int | None = None
     cooldown_range: tuple[float, float] | None = None  # seconds; None: a host that failed is out for good
     start_timeout: float | None = None  # seconds
-    ssh_port: int | None = None
-    ssh_identity_file: str | None = None
-    network_interfaces: tuple[str, ...] = ()
-    output_filename: str | None = None
-    prefix_timestamp: bool = False
-    verbose: bool = False
-    environment: dict[str, str] = field(default_factory=dict)  # of every rank: this process's and the settings flags'
     hosts: tuple[Host, ...] = ()
