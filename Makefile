@@ -4,6 +4,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 TORCH := $(shell grep '^torch==' constraints.txt)
+LEGACY_KERAS := $(shell grep '^tf_keras==' constraints.txt)# asks for tensorflow, which tensorflow-cpu is by another name
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
@@ -43,6 +44,7 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps $(LEGACY_KERAS)
 	$(PIP) --no-deps --editable compat/horovod
 	@touch $@ $(VENV)/installed
 
@@ -54,6 +56,7 @@ lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet $(TORCH)
 	$(VENV)/lock/bin/python -m pip install --quiet '.[dev,bench]'
+	$(VENV)/lock/bin/python -m pip install --quiet --no-deps tf_keras
 	$(VENV)/lock/bin/python -m pip freeze --exclude tutti-train | sed 's/+cpu$$//' > constraints.txt
 	rm -rf $(VENV)/lock
 

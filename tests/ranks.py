@@ -14,7 +14,8 @@ from typing import Any
 
 DEADLINE_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tutti.train.run", "sklearn.datasets", "ranks"])
+_context.set_forkserver_preload(["torch", "tutti.train.run", "sklearn.datasets", "tensorflow", "ranks"])
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def run_ranks(world_size: int, work: Callable[..., Any], *arguments: Any, expect_failure: bool = False) -> list[Any]:

@@ -71,7 +71,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 WITHOUT_ARGUMENTS = (
     *("shutdown", "is_initialized", "size", "local_size", "cross_size", "rank", "local_rank", "cross_rank"),
     *("is_homogeneous", "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"),
-    *("ddl_built", "ccl_built", "cuda_built", "rocm_built", "nccl_built", "stop_timeline"),
+    *("ddl_built", "ccl_built", "cuda_built", "rocm_built", "nccl_built", "stop_timeline", "sycl_built"),
 )
 
 

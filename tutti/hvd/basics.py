@@ -253,5 +253,9 @@ def ccl_built() -> bool:
     return False
 
 
+def sycl_built() -> bool:
+    return False
+
+
 def _runtime(env: Mapping[str, str]) -> RuntimeConfig:
     return RuntimeConfig(start_timeout_seconds=number(env, "START_TIMEOUT", 0.0) or 300.0)

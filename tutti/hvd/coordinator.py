@@ -261,8 +261,9 @@ def _group(request: Request) -> str:
 
 
 def _travels_with(request: Request) -> tuple[object, ...]:
-    """What all-reduces in one message have in common."""
-    return request.process_set, request.dtype, request.device, request.op, request.prescale, request.postscale
+    """What all-reduces in one message have in common; one of several tensors is a message already."""
+    own = request.name if request.parts else ""
+    return own, request.process_set, request.dtype, request.device, request.op, request.prescale, request.postscale
 
 
 def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, object]]:
@@ -273,6 +274,8 @@ def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, objec
         yield "numbers of dimensions", len(one.shape), len(other.shape)
         yield "shapes after the first dimension", one.shape[1:], other.shape[1:]
     else:
+        for place, (mine, theirs) in enumerate(itertools.zip_longest(one.parts, other.parts)):
+            yield f"shapes of tensor {place}", mine, theirs
         yield "shapes", one.shape, other.shape
     yield "reduce operations", OP_NAMES[one.op], OP_NAMES[other.op]
     yield "prescale factors", one.prescale, other.prescale

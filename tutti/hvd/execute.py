@@ -24,7 +24,7 @@ _kept: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
+        torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.bool,
         torch.float16, torch.bfloat16, torch.float32, torch.float64,
     )
 }  # fmt: skip

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     splits: tuple[int, ...] = ()  # alltoall: rows for each rank
     group: str = ""  # grouped operations: ready together or not at all
     group_size: int = 1
+    parts: tuple[tuple[int, ...], ...] = ()  # shapes of tensors that lie side by side in this one
     members: tuple[int, ...] = ()  # of a process set that is to be added or removed
 
     @property

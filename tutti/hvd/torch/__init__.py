@@ -24,6 +24,7 @@ from tutti.hvd.basics import (
     size,
     start_timeline,
     stop_timeline,
+    sycl_built,
 )
 from tutti.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.hvd.process_sets import ProcessSet, add_process_set, remove_process_set

@@ -61,10 +61,15 @@ def broadcast_object(
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, in the order of ranks."""
+    return gather_objects(obj, name, global_process_set)
+
+
+def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+    """The objects of the ranks of a set, in the order of ranks."""
     name = name or "allgather_object"
     content = _to_bytes(obj)
-    sizes = allgather_async(torch.tensor([len(content)]), f"{name}.sz")
-    contents = allgather_async(content, f"{name}.t")
+    sizes = allgather_async(torch.tensor([len(content)]), f"{name}.sz", process_set)
+    contents = allgather_async(content, f"{name}.t", process_set)
     parts = synchronize(contents).split(synchronize(sizes).tolist())
     return [_from_bytes(part) for part in parts]
 

@@ -73,6 +73,19 @@ def synchronize(handle: int) -> Any:
     return None if found is None else found.result()
 
 
+def settle(handle: int) -> None:
+    """Wait until an operation is done or has failed; its result can still be taken."""
+    found = _handles.get(handle)
+    for each in found.pending if found is not None else ():
+        if not each.done:
+            each.engine.wait_for(each)
+
+
+def forget(handle: int) -> None:
+    """Give up a result that nobody will take."""
+    _handles.pop(handle, None)
+
+
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -136,6 +149,23 @@ def grouped_allreduce_async_(
     return _reduce(list(tensors), list(tensors), name, reduce_op(op, average), scales, process_set, grouped=True)
 
 
+def packed_allreduce_async(
+    tensor: torch.Tensor,
+    parts: Sequence[torch.Size],
+    name: str | None,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+) -> int:
+    """Start to reduce a tensor over ranks, in place, in which others of these shapes lie side by side."""
+    check_reduced(tensor)
+    pre, post = scales
+    shapes = tuple(tuple(shape) for shape in parts)
+    return _submit(
+        "allreduce", name, process_set, [(tensor, tensor)], False, op=op, prescale=pre, postscale=post, parts=shapes
+    )
+
+
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Start to put the rows of all ranks after each other."""
     check_moved(tensor)
@@ -167,6 +197,20 @@ def broadcast_async_(
     check_moved(tensor)
     check_root(root_rank, process_set)
     return _submit("broadcast", name, process_set, [(tensor, tensor)], root=root_rank, grouped=False)
+
+
+def grouped_broadcast_async(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to send a rank's tensors to all as one unit, into new tensors."""
+    for tensor in tensors:
+        check_moved(tensor)
+    check_root(root_rank, process_set)
+    pairs = [(tensor, torch.empty_like(tensor)) for tensor in tensors]
+    return _submit("broadcast", name, process_set, pairs, root=root_rank, grouped=True)
 
 
 def alltoall_async(

@@ -1,0 +1,77 @@
+"""Variables and plain objects from one rank to all, or from all to all."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tutti.hvd.basics import global_process_set
+from tutti.hvd.process_sets import ProcessSet
+from tutti.hvd.tensorflow.collectives import broadcast_
+from tutti.hvd.torch import functions
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Put one rank's variables into those of all ranks, in one call; TensorFlow's or Keras' own, also in a function."""
+    own = [tensorflow_variable(variable) for variable in variables]
+    values = broadcast_(own, root_rank, "HorovodBroadcastVariables", process_set) if own else []
+    return None if tf.executing_eagerly() else tf.group(*values)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Put one rank's variables into those of all ranks, where everybody can see them: in a graph of TensorFlow 1."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution: TensorFlow 2 has no global variables. "
+            "Please use hvd.broadcast_variables(<model/optimizer variables>) instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def tensorflow_variable(variable: Any) -> Any:
+    """The variable of TensorFlow that is meant: itself, or what Keras 3 keeps in its own."""
+    inner = getattr(variable, "value", None)
+    found = variable if inner is None or callable(inner) else inner
+    if not hasattr(found, "assign"):
+        raise ValueError(
+            f"{type(variable)} cannot be assigned to: expected tf.Variable, or a variable of Keras on the tensorflow "
+            "backend. Set KERAS_BACKEND=tensorflow, or use the callbacks of horovod.keras."
+        )
+    return found
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """One rank's object on all ranks; that rank gets its own back."""
+    return functions.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function that puts one rank's object on all ranks."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all ranks, in the order of ranks."""
+    return functions.gather_objects(obj, name, process_set)
+
+
+def variables_of(*holders: Any) -> Sequence[Any]:
+    """The variables of models and optimizers, in their order; some have them as a list, some behind a call."""
+    held: list[Any] = [getattr(holder, "variables", ()) for holder in holders if holder is not None]
+    lists: list[list[Any]] = [each() if callable(each) else each for each in held]  # pyright: ignore[reportAssignmentType]
+    return [variable for each in lists for variable in each]
