@@ -349,7 +349,7 @@ def test_a_wrong_override_is_refused_with_what_was_expected(runs: str, override:
 def test_an_unknown_key_at_the_top_names_its_file_and_the_nearest_key(tmp_path: Path) -> None:
     path = write(tmp_path / "typo.yaml", "extends: digits\nepochs: 2\nprecison: bf16\n")
     message = refusal(path)
-    assert message.startswith("unknown key 'precison' (typo.yaml [base]): expected one of recipe, data, model, loss,")
+    assert message.startswith("unknown key 'precison' (typo.yaml [base]): expected one of recipe, framework, ")
     assert message.endswith(" Did you mean 'precision'?")
 
 

@@ -11,7 +11,7 @@ from conftest import REPOSITORY, Finished, Tutti, command
 
 ALIAS = REPOSITORY / "tutti" / "hvd" / "alias"
 SAME = """
-import importlib, inspect, json, pickle, sys
+import importlib, importlib.util, inspect, json, pickle, sys
 import horovod
 light = "torch" not in sys.modules
 import horovod.torch as hvd
@@ -45,6 +45,8 @@ same = {
     "horovod.common.process_sets": ("ProcessSet", "global_process_set"),
     "horovod.runner": ("run",),
     "horovod.runner.launch": ("run_commandline",),
+    "horovod.runner.util.threads": ("in_thread",),
+    "horovod.runner.common.util.env": ("get_env_rank_and_size",),
 }
 found["missing"] = [
     f"{module}.{name}" for module, names in same.items() for name in names
@@ -55,12 +57,21 @@ hvd.init()
 found["engine"] = ours.is_initialized() and hvd.mpi_ops.size() == ours.size() == 1
 util = importlib.import_module("horovod.common.util")
 found["util"] = [util.extension_available("torch"), util.num_rank_is_power_2(6), util.split_list([1, 2, 3, 4, 5], 2)]
+found["versions"] = [util.is_version_greater_equal_than(each, "2.9.0") for each in ("2.10.1", "2.9.0", "2.8")]
+found["who"] = importlib.import_module("horovod.runner.common.util.env").get_env_rank_and_size()
+heard = []
+importlib.import_module("horovod.runner.util.threads").in_thread(heard.append, (1,)).join()
+found["heard"] = heard
 found["refused"] = {}
 for name in ("horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras"):
+    find, importlib.util.find_spec = importlib.util.find_spec, lambda *_: None
+    for module in ("tensorflow", "keras"):
+        sys.modules[module] = None
     try:
         importlib.import_module(name)
     except ImportError as error:
         found["refused"][name] = str(error)
+    importlib.util.find_spec = find
 print(json.dumps(found))
 """
 USES_IT = """
@@ -99,11 +110,13 @@ def test_the_package_itself_is_light(found: dict[str, Any]) -> None:
 
 def test_small_questions_are_answered(found: dict[str, Any]) -> None:
     assert found["util"] == [True, False, [[1, 2, 3], [4, 5]]]
+    assert found["versions"] == [True, True, False]
+    assert (found["who"], found["heard"]) == ([0, 1], [1])
 
 
-def test_what_is_not_there_yet_says_so(found: dict[str, Any]) -> None:
+def test_a_framework_that_is_missing_is_named_with_its_install_line(found: dict[str, Any]) -> None:
     assert set(found["refused"]) == {"horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras"}
-    assert all("is not there yet" in text for text in found["refused"].values())
+    assert all("pip install 'tutti-train[" in text for text in found["refused"].values())
 
 
 @pytest.mark.ranks

@@ -43,9 +43,9 @@ def save(
             dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
         problem = _seal(partial, final, manifest, group)
     except (Exception, CheckpointException) as error:  # torch raises on all ranks what went wrong on any
-        problem = _full_disk(checkpoints) or _reason(error)
+        problem = full_disk(checkpoints) or reason(error)
     if problem is None:
-        problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
+        problem = group.from_first(publish(checkpoints, final, keep, is_best) if group.is_first else None)
     if problem is not None:
         if group.is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -68,9 +68,9 @@ def model_shape(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_model(folder: Path, manifest: Manifest, model: nn.Module) -> None:
-    """Refuse a checkpoint of another model, with the first difference."""
-    here, there = model_shape(model), manifest.model
+def check_model(folder: Path, manifest: Manifest, here: dict[str, str]) -> None:
+    """Refuse a checkpoint of another model than the one of this shape, with the first difference."""
+    there = manifest.model
     for name in dict.fromkeys((*there, *here)):
         if here.get(name) != there.get(name):
             raise CheckpointError(
@@ -92,7 +92,7 @@ def _seal(partial: Path, final: Path, manifest: Manifest, group: Group) -> str |
         mine = sorted(path for path in partial.iterdir() if path.is_file() and path.name != NAME)
         sums = {path.name: file_sum(path) for path in mine[group.rank :: group.world_size]}
     except OSError as error:
-        problem = _reason(error)
+        problem = reason(error)
     found = group.gather((problem, sums))
     problem = next((text for text, _ in found if text), None)
     if group.is_first and problem is None:
@@ -103,18 +103,18 @@ def _seal(partial: Path, final: Path, manifest: Manifest, group: Group) -> str |
             os.rename(partial, final)
             sync_folder(final.parent)
         except OSError as error:
-            problem = _reason(error)
+            problem = reason(error)
     return group.from_first(problem)
 
 
-def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
+def publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
     """Move the pointers, then remove what is no longer needed."""
     try:
         write_durably(checkpoints / "latest", final.name + "\n")
         if is_best:
             write_durably(checkpoints / "best", final.name + "\n")
     except OSError as error:
-        return _reason(error)
+        return reason(error)
     pointed = {final.name}
     with contextlib.suppress(OSError):
         pointed.add((checkpoints / "best").read_text().strip())
@@ -124,17 +124,17 @@ def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | 
     return None
 
 
-def _full_disk(folder: Path) -> str | None:
+def full_disk(folder: Path) -> str | None:
     """A full disk in plain words: what torch says of it is about positions in a file."""
     return os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _ALMOST_NOTHING else None
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The system's own words for what went wrong, out of whatever they are wrapped in."""
     failures = getattr(error, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))
-        return f"rank {rank}: {_reason(cause)}"
+        return f"rank {rank}: {reason(cause)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -44,8 +44,9 @@ def list_parts() -> None:
     console = Console(soft_wrap=True, highlight=False)
     groups = {"recipes": list(built_in())}
     for title, section in (("models", "model"), ("datasets", "data"), ("optimizers", "optim"), ("losses", "loss")):
-        summaries = ((part.__doc__ or "").splitlines()[0] for part in parts.parts_of(section))
+        summaries = (_summary(part) for part in parts.parts_of(section))
         groups[title] = list(zip(parts.names_of(section), summaries, strict=True))
+    groups["frameworks (framework; what exists in torch only says so)"] = list(parts.FRAMEWORKS.items())
     groups["schedules (schedule.decay)"] = list(parts.DECAYS.items())
     groups["metrics"] = [(name, text) for name, (_, text) in parts.METRICS.items()]
     width = max(len(name) for rows in groups.values() for name, _ in rows)
@@ -54,6 +55,12 @@ def list_parts() -> None:
         for name, summary in rows:
             console.print(Text(f"  {name:<{width}}  {summary}".rstrip()))
     console.print("\nYour own model, dataset, optimizer, loss or metric: package.module:object")
+
+
+def _summary(part: type[parts.Part]) -> str:
+    """What a part is, in its first sentence, and where it exists unless that is everywhere."""
+    where = "" if set(part.frameworks()) == set(parts.FRAMEWORKS) else " (torch only)"
+    return (part.__doc__ or "").splitlines()[0] + where
 
 
 def _print_values(console: Console, resolved: Resolved) -> None:

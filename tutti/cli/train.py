@@ -11,6 +11,7 @@ from typing import Any
 
 from tutti.checkpoint.manifest import find_latest
 from tutti.config.load import Resolved, resolve
+from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, LaunchError, TuttiError
 from tutti.launch import local
 from tutti.launch.failure import Failure, describe, leave_note, quote
@@ -35,11 +36,7 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
     if ranks is None or ranks == 1 or _is_rank(placement):
         _train_as_rank(config, placement, checkpoint)
         return
-    from tutti.runtime.device import check_gpus
-    from tutti.train.check import check_parts
-
-    check_parts(config, ranks)
-    check_gpus(config.runtime, ranks)
+    _check(config, ranks)
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
         more = [*overrides, "--resume", str(checkpoint)]
@@ -92,7 +89,13 @@ def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
 def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:
     """A run's own configuration, with new overrides; the recipe asked for must be the one it was made with."""
     asked = resolve(recipe).config.recipe
-    own = resolve(str(checkpoint.parent.parent / "config.yaml"), overrides)
+    kept = str(checkpoint.parent.parent / "config.yaml")
+    own, framework = resolve(kept, overrides), resolve(kept).config.framework
+    if (own.config.framework == "torch") != (framework == "torch"):
+        raise CheckpointError(
+            f"checkpoint {checkpoint} was made with framework={framework}, which framework={own.config.framework} "
+            f"cannot read. Set framework={framework}, or leave it out."
+        )
     if own.config.recipe != asked:
         raise CheckpointError(
             f"checkpoint {checkpoint} is of recipe {own.config.recipe!r} (model {own.config.model.name}), "
@@ -122,22 +125,42 @@ def _given_folder() -> RunFolder | None:
     return RunFolder(Path(path)) if path else None
 
 
-def _train_as_rank(config: Any, placement: Placement, checkpoint: Path | None) -> None:
+def _train_as_rank(config: RunConfig, placement: Placement, checkpoint: Path | None) -> None:
     folder = _given_folder()
     if folder:
         local.end_with_parent()
 
     def work() -> None:
-        from tutti.train.run import run_rank
-
-        outcome = run_rank(config, placement, folder, checkpoint)
+        done = _run_rank(config, placement, folder, checkpoint)
         if placement.rank == 0:
             from tutti.report.curves import draw_curves
 
-            curves = draw_curves(outcome.folder)
-            print(f"curves:     {curves}\nrun folder: {outcome.folder.path}", flush=True)
+            print(f"curves:     {draw_curves(done)}\nrun folder: {done.path}", flush=True)
 
     _as_rank(placement, work)
+
+
+def _check(config: RunConfig, ranks: int) -> None:
+    """Refuse what is wrong before ranks are started."""
+    if config.framework == "torch":
+        from tutti.runtime.device import check_gpus
+        from tutti.train.check import check_parts
+
+        check_gpus(config.runtime, ranks)
+    else:
+        from tutti.frameworks.check import check_parts
+    check_parts(config, ranks)
+
+
+def _run_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> RunFolder:
+    """Train in the framework of the recipe; the run folder comes back."""
+    if config.framework == "torch":
+        from tutti.train.run import run_rank
+
+        return run_rank(config, placement, folder, checkpoint).folder
+    from tutti.frameworks.run import run_rank as run_in_keras
+
+    return run_in_keras(config, placement, folder, checkpoint).folder
 
 
 def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pydantic
 
 from tutti.config import parts
+from tutti.config.framework import check_framework
 from tutti.config.recipes import BUILT_IN, DEFAULT_RUN, expand, find, parse_yaml, read_runs
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, nearest
@@ -118,10 +119,12 @@ def resolve_values(values: Mapping[str, Any]) -> RunConfig:
 def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None) -> RunConfig:
     """Freeze plain values into a configuration, or explain every one that is wrong."""
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except pydantic.ValidationError as error:
         lines = [_explain(dict(item), sources or {}) for item in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+    check_framework(config)
+    return config
 
 
 def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[tuple[str, dict[str, Any]]]:

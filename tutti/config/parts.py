@@ -11,12 +11,24 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Switch
 from tutti.errors import ConfigError, TuttiError, nearest
 
+FRAMEWORKS = {
+    "torch": "PyTorch, with gradients averaged by DistributedDataParallel.",
+    "keras": "Keras 3 and its `fit`, on backend=tensorflow, torch or jax.",
+    "tensorflow": "TensorFlow 2, with a gradient tape in a loop of ours.",
+}
+
 
 class Part(Section):
     """A part named in a recipe, with its options beside the name."""
 
     target: ClassVar[str] = ""
+    keras_target: ClassVar[str] = ""  # the same part made of Keras, for the frameworks keras and tensorflow
     name: str
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        """The frameworks in which the part exists."""
+        return tuple(FRAMEWORKS) if cls.keras_target else ("torch",)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that the recipe gives to the part."""
@@ -25,6 +37,10 @@ class Part(Section):
     def locate(self) -> Any:
         """Import the object behind the name."""
         return locate(self.target or self.name)
+
+    def locate_in_keras(self) -> Any:
+        """Import the object behind the name that is made of Keras."""
+        return locate(self.keras_target)
 
 
 class UserPart(Part):
@@ -37,6 +53,7 @@ class Mlp(Part):
     """Fully connected layers with optional dropout and batch norm."""
 
     target = "tutti.models.mlp:Mlp"
+    keras_target = "tutti.frameworks.models.mlp:mlp"
     name: Literal["mlp"] = "mlp"
     hidden: tuple[Count, ...] = (128, 64)
     dropout: Fraction = 0.0
@@ -47,6 +64,7 @@ class SmallCnn(Part):
     """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
 
     target = "tutti.models.small_cnn:SmallCnn"
+    keras_target = "tutti.frameworks.models.small_cnn:small_cnn"
     name: Literal["small_cnn"] = "small_cnn"
     width: Count = 32
     dropout: Fraction = 0.2
@@ -57,6 +75,7 @@ class MnistTorch(Part):
     """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
 
     target = "tutti.models.mnist:MnistTorch"
+    keras_target = "tutti.frameworks.models.mnist:mnist_torch"
     name: Literal["mnist_torch"] = "mnist_torch"
 
 
@@ -64,6 +83,7 @@ class MnistKeras(Part):
     """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
 
     target = "tutti.models.mnist:MnistKeras"
+    keras_target = "tutti.frameworks.models.mnist:mnist_keras"
     name: Literal["mnist_keras"] = "mnist_keras"
 
 
@@ -71,6 +91,7 @@ class Cnn(Part):
     """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
 
     target = "tutti.models.cifar:Cnn"
+    keras_target = "tutti.frameworks.models.cifar:cnn"
     name: Literal["cnn"] = "cnn"
     width: Count = 16
     dropout: Fraction = 0.1
@@ -80,6 +101,7 @@ class AlexnetSmall(Part):
     """AlexNet's five convolutions and three dense layers, for small images."""
 
     target = "tutti.models.cifar:AlexnetSmall"
+    keras_target = "tutti.frameworks.models.cifar:alexnet_small"
     name: Literal["alexnet_small"] = "alexnet_small"
     dropout: Fraction = 0.5
     dense: Count = 4096
@@ -98,6 +120,7 @@ class ResNetSmall(Part):
     """The tutorial's 26-layer residual network for small images."""
 
     target = "tutti.models.resnet:ResNetSmall"
+    keras_target = "tutti.frameworks.models.resnet:resnet_small"
     name: Literal["resnet_small"] = "resnet_small"
 
 
@@ -112,6 +135,7 @@ class Resnet18(Resnet):
     """ResNet-18, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet18"
+    keras_target = "tutti.frameworks.models.resnet:resnet18"
     name: Literal["resnet18"] = "resnet18"
 
 
@@ -119,6 +143,7 @@ class Resnet34(Resnet):
     """ResNet-34, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet34"
+    keras_target = "tutti.frameworks.models.resnet:resnet34"
     name: Literal["resnet34"] = "resnet34"
 
 
@@ -126,6 +151,7 @@ class Resnet50(Resnet):
     """ResNet-50, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet50"
+    keras_target = "tutti.frameworks.models.resnet:resnet50"
     name: Literal["resnet50"] = "resnet50"
 
 
@@ -145,6 +171,10 @@ class Dataset(Part):
 
     workers: Natural = 0  # loader processes on each rank, for datasets read sample by sample
     prefetch: Natural | None = None  # batches made ready ahead of the step; chosen by the device when open
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        return tuple(FRAMEWORKS) if cls.target else ("torch",)
 
     def options(self) -> dict[str, Any]:
         return self.model_dump(exclude={"name", "workers", "prefetch"})
@@ -244,6 +274,10 @@ class Nbody(Dataset):
     box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a box that is made here, or of random numbers
     make: Switch = False  # make boxes that are not there
 
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        return ("torch",)
+
     def options(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True, exclude={"name", "workers", "prefetch"})
 
@@ -273,6 +307,7 @@ class Sgd(Optimizer):
     """Stochastic gradient descent with optional (Nesterov) momentum."""
 
     target = "torch.optim:SGD"
+    keras_target = "tutti.frameworks.optimizers:sgd"
     name: Literal["sgd"] = "sgd"
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
@@ -283,6 +318,7 @@ class Adam(Optimizer):
     """Adam."""
 
     target = "torch.optim:Adam"
+    keras_target = "tutti.frameworks.optimizers:adam"
     name: Literal["adam"] = "adam"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-8
@@ -293,6 +329,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
     target = "torch.optim:AdamW"
+    keras_target = "tutti.frameworks.optimizers:adamw"
     name: Literal["adamw"] = "adamw"
     weight_decay: NonNegative = 0.01
 
@@ -305,6 +342,7 @@ class CrossEntropy(Part):
     """Cross entropy of class scores, with optional label smoothing."""
 
     target = "torch.nn:CrossEntropyLoss"
+    keras_target = "tutti.frameworks.losses:cross_entropy"
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Fraction = 0.0
 
@@ -394,6 +432,12 @@ def parts_of(section: str) -> Iterator[type[Part]]:
 def names_of(section: str) -> list[str]:
     """The names that a section of a recipe may use."""
     return [get_args(part.model_fields["name"].annotation)[0] for part in parts_of(section)]
+
+
+def names_in(section: str, framework: str) -> list[str]:
+    """The names that a section of a recipe may use in a framework."""
+    named = zip(names_of(section), parts_of(section), strict=True)
+    return [name for name, part in named if framework in part.frameworks()]
 
 
 def locate(target: str) -> Any:

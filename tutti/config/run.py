@@ -25,6 +25,8 @@ class RunConfig(Section):
     """What a run is, without a word about ranks or machines."""
 
     recipe: str = "unnamed"
+    framework: Literal["torch", "keras", "tensorflow"] = "torch"
+    backend: Literal["tensorflow", "torch", "jax"] | None = None  # what Keras computes with; open: tensorflow
     data: DatasetPart
     model: ModelPart
     loss: LossPart = CrossEntropy()

@@ -92,6 +92,13 @@ class LogConfig(Section):
     every_steps: Count = 50
     ledger: Switch = False  # sample ids of every step, for debugging
     tensorboard: Switch = True
+    profile: tuple[Count, Count] | None = None  # the first and the last step of a trace by TensorFlow's profiler
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.profile is not None and self.profile[0] > self.profile[1]:
+            raise ValueError("expected log.profile as [FIRST, LAST] with the first step not after the last.")
+        return self
 
 
 class RuntimeConfig(Section):

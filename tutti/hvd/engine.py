@@ -91,9 +91,9 @@ class Engine:
             thread.start()
 
     @property
-    def gather_bytes(self) -> int:
-        """How much is worth a message of its own, while more is on its way."""
-        return min(self._settings.gather_bytes, self._settings.fusion_bytes)
+    def fusion_bytes(self) -> int:
+        """How much travels in one message at most."""
+        return self._settings.fusion_bytes
 
     def submit(self, *operations: tuple[Request, Work]) -> list[Pending]:
         """Submit operations together; a name that is in flight already is refused, and nothing is submitted then."""

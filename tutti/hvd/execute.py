@@ -1,6 +1,7 @@
 """Granted operations, carried out by torch.distributed on every rank of a process set."""
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class Work:
     tensor: torch.Tensor
     output: torch.Tensor | None  # of the right size where that is known beforehand, and perhaps the tensor itself
     received_splits: torch.Tensor | None = None
+    filled: threading.Event | None = None  # set when what goes in is there, where that was not so from the first
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ def dissolve(members: Members) -> None:
 
 def carry_out(response: Response, works: Sequence[Work | None], members: Members) -> None:
     """Do what a response says; a rank that has joined has no work of its own and lends zeros."""
+    for work in works:
+        if work is not None and work.filled is not None:
+            work.filled.wait()
     if response.kind == "allreduce":
         _allreduce(response.requests, works, members)
         return

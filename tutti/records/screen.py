@@ -81,7 +81,7 @@ class Screen:
 
 
 _SPEED = {"samples_per_second", "data_share", "seconds", "data_seconds"}
-_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "skipped_images"} | _SPEED
+_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "ranks", "skipped_images"} | _SPEED
 
 
 def _results(event: dict[str, Any]) -> list[str]:

@@ -1,13 +1,18 @@
 """The same events for TensorBoard, written without torch or TensorFlow."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+# By this name tensorboard is told to pass over a TensorFlow that is installed; importing that takes seconds.
+sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
-_NOT_CURVES = {"event", "step", "epoch", "time"}
+from tensorboard.compat.proto.event_pb2 import Event  # noqa: E402 # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: E402 # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: E402
+
+_NOT_CURVES = {"event", "step", "epoch", "time", "ranks"}
 
 
 class TensorBoardLog:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutti.checkpoint.manifest import Manifest, verify
-from tutti.checkpoint.store import check_model
+from tutti.checkpoint.manifest import Manifest
+from tutti.checkpoint.store import check_model, model_shape
 from tutti.config import parts
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
-from tutti.errors import CheckpointError, ConfigError, TuttiError
+from tutti.errors import ConfigError
 from tutti.models.layout import put_channels_last
 from tutti.optim.optimizers import build_optimizer
 from tutti.optim.schedule import Schedule, make_schedule
@@ -30,6 +30,7 @@ from tutti.train.check import check_best
 from tutti.train.job import Job
 from tutti.train.learner import Learner
 from tutti.train.meters import Metrics
+from tutti.train.resume import agreed, check_samples, verified_on_first
 
 _ADAPTED_SAMPLES = 5000
 
@@ -63,9 +64,9 @@ def build_job(
     config: RunConfig, objects: Objects, group: Group, device: torch.device, folder: RunFolder, resume: Path | None
 ) -> Job:
     """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
-    _agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
-    pieces = _agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
-    manifest = _agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
+    agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
+    pieces = agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
+    manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
     if manifest and group.is_first:
         rewind(folder, manifest.step)
     group.barrier("the start of training")
@@ -155,46 +156,10 @@ def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
 
 
 def _check_resume(resume: Path, config: RunConfig, pieces: Pieces, group: Group) -> Manifest:
-    """Refuse a checkpoint that is damaged, or whose samples or model are not those of this run."""
-    error: TuttiError | None = None
-    manifest: Manifest | None = None
-    try:
-        manifest = verify(resume) if group.is_first else None  # one rank reads every byte
-    except CheckpointError as found:
-        error = found
-    error, manifest = group.from_first((error, manifest))
-    if error or manifest is None:
-        raise error or CheckpointError(f"checkpoint {resume} cannot be read.")
-    plan = pieces.plan
-    here = {
-        "seed": config.seed,
-        "global batch": plan.global_batch,
-        "batch.micro": config.batch.micro,
-        "number of training samples": plan.train_samples,
-    }
-    there = (manifest.seed, manifest.global_batch, manifest.micro_batch, manifest.train_samples)
-    for (name, now), then in zip(here.items(), there, strict=True):
-        if now != then:
-            fix = f" Set batch.global={then}." if name == "global batch" else ""
-            raise CheckpointError(
-                f"checkpoint {resume} was made with {name} {then}, this run has {now}: "
-                f"its samples would not be the ones that are missing.{fix}"
-            )
-    if manifest.step > plan.total_steps:
-        raise CheckpointError(f"checkpoint {resume} is at step {manifest.step}, this run ends at {plan.total_steps}.")
-    check_model(resume, manifest, pieces.model)
+    manifest = verified_on_first(resume, group)
+    check_samples(resume, manifest, config, pieces.plan)
+    check_model(resume, manifest, model_shape(pieces.model))
     return manifest
-
-
-def _agreed(group: Group, build: Callable[[], Any]) -> Any:
-    """Build on every rank, or raise on every rank."""
-    error, built = None, None
-    try:
-        built = build()
-    except TuttiError as found:
-        error = found
-    group.agree(error)
-    return built
 
 
 def _prefetch(config: RunConfig, device: torch.device) -> int:

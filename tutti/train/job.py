@@ -24,10 +24,11 @@ from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
 from tutti.train.skipped import SkippedFiles
+from tutti.train.standing import Standing
 
 
 @dataclass
-class Job:
+class Job(Standing):
     """Everything a run needs on one rank; `step` counts the steps that are done."""
 
     config: RunConfig
@@ -52,40 +53,22 @@ class Job:
         self._epoch_loss = [0.0, 0.0]  # sum and samples over all ranks
         self._epoch_seconds = 0.0
         self._epoch_steps = 0
-        self._best: float | None = None
-        self._is_best = False
         self._saved_step = 0
         datasets = (self.loader.dataset, self.valid_data)
         self._skipped = SkippedFiles(datasets, self.folder.log(self.group.rank), self.group, self.journal)
         self.clock = Clock()
         self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
 
-    # Where the run stands.
+    # What the run is made of.
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the last finished step, counted from 1."""
-        return (self.step - 1) // self.plan.steps_per_epoch + 1
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.learner.model.parameters())
 
     @property
-    def epoch_ends(self) -> bool:
-        return self.step % self.plan.steps_per_epoch == 0
-
-    def logs_after(self, step: int) -> bool:
-        """After the first step, every N steps, and where an epoch ends."""
-        ends = step % self.plan.steps_per_epoch == 0
-        return step == 1 or ends or step % self.config.log.every_steps == 0
-
-    @property
-    def saves_now(self) -> bool:
-        """Every N steps, every N epochs, after the best epoch, and at the very end."""
-        wish = self.config.checkpoint
-        if wish.every_steps and self.step % wish.every_steps == 0:
-            return True
-        if not self.epoch_ends:
-            return False
-        ends_run = self.step == self.plan.total_steps and bool(wish.every_steps or wish.every_epochs)
-        return self._is_best or ends_run or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0)
+    def note(self) -> str | None:
+        """What the training data has to say of itself."""
+        return getattr(self.loader.dataset, "note", None)
 
     # What the loop calls, in the order in which it does.
 
@@ -247,17 +230,6 @@ class Job:
                 "skipped": self._skipped.names,
             },
         )
-
-    def _note_best(self) -> None:
-        """Remember whether this epoch has the best value of the metric that the recipe watches."""
-        name = self.config.checkpoint.best
-        if name is None:
-            return
-        value = self.results[f"valid_{name}"]
-        sign = -1 if name == "loss" else 1
-        self._is_best = self._best is None or sign * value > sign * self._best
-        if self._is_best:
-            self._best = value
 
     def _check_finite(self, loss: float) -> None:
         check_finite(loss, self._losses, self.step, self.plan, self.config.seed, self.group)

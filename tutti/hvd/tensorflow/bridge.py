@@ -37,6 +37,7 @@ class Begun:
         return self.results
 
 
+as_written = tf.autograph.experimental.do_not_convert  # nothing here needs rewriting when a function is traced
 Submit = Callable[[str | None, list[torch.Tensor]], Begun]  # from a name and what goes in
 
 _begun: dict[int, Begun] = {}  # in graphs
@@ -146,13 +147,11 @@ def _to_torch(tensor: Any) -> torch.Tensor:
 def from_numpy(array: Any) -> torch.Tensor:
     """The same memory; a number by itself is copied."""
     array = np.asarray(array)
-    if array.dtype.name == "bfloat16":  # which NumPy knows by another package
-        return _tensor(array.view(np.int16)).view(torch.bfloat16)
-    return _tensor(array)
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == tf.bfloat16.as_numpy_dtype:  # which NumPy knows by another package
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

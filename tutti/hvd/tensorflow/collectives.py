@@ -1,16 +1,18 @@
 """Collectives on TensorFlow's tensors, by Horovod's names: eager and in functions, and gradients flow through them."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+import torch
 
 from tutti.hvd import basics
 from tutti.hvd.basics import global_process_set
 from tutti.hvd.errors import HorovodInternalError
 from tutti.hvd.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from tutti.hvd.process_sets import ProcessSet
-from tutti.hvd.tensorflow.bridge import Begun, carry_out
+from tutti.hvd.tensorflow.bridge import Begun, as_written, carry_out
 from tutti.hvd.tensorflow.compression import Compression
 from tutti.hvd.tensorflow.memory import side_by_side
 from tutti.hvd.torch import ops
@@ -21,6 +23,7 @@ Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUC
 _basics = basics  # where programs written for Horovod look for what it has
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -44,6 +47,7 @@ def allreduce(
     return _reduce_dense([tensor], compression, op, (prescale_factor, postscale_factor), process_set, options)[0]
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -71,6 +75,7 @@ def grouped_allreduce(
     return [next(added if sparse else reduced) for sparse in is_sparse]
 
 
+@as_written
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -78,6 +83,7 @@ def allgather(
     return _gather([tensor], name, ignore_name_scope, process_set, grouped=False)[0]
 
 
+@as_written
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -88,6 +94,7 @@ def grouped_allgather(
     return _gather(list(tensors), name, ignore_name_scope, process_set, grouped=True)
 
 
+@as_written
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -111,6 +118,7 @@ def broadcast(
     return send(tf.convert_to_tensor(tensor))
 
 
+@as_written
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -140,6 +148,7 @@ def send_all(
     return carry_out("HorovodBroadcast", submit, tensors, outputs, name, ignore_name_scope)
 
 
+@as_written
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -171,6 +180,7 @@ def alltoall(
     return exchange(tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits, dtype_hint=tf.int32))
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -188,6 +198,7 @@ def reducescatter(
     return _scatter([tensor], compression, op, scales, process_set, False, options)[0]
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -201,6 +212,7 @@ def grouped_reducescatter(
     return _scatter(tensors, compression, op, (prescale_factor, postscale_factor), process_set, True, {"name": None})
 
 
+@as_written
 def join() -> Any:
     """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
     if tf.executing_eagerly():
@@ -243,6 +255,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return _asked(included, name or "HorovodProcessSetIncluded")
 
 
+@as_written
 def _asked(answer: Callable[[], int], name: str) -> Any:
     if tf.executing_eagerly():
         return tf.constant(answer(), tf.int32)
@@ -286,20 +299,20 @@ def _reduce_dense(
 def _submit_packed(
     tensors: list[Any], name: str | None, op: int, scales: tuple[float, float], process_set: ProcessSet
 ) -> Begun:
-    """Some tensors of a type after the other as one message, in which they lie side by side: one travels meanwhile."""
+    """The tensors of a type as one message, in which they lie side by side, or as several if they are too much."""
     handles, results = [], list(tensors)
-    messages = _messages([(tensor.dtype, tensor.nbytes) for tensor in tensors], basics.engine().gather_bytes)
+    messages = _messages([(tensor.dtype, tensor.nbytes) for tensor in tensors], basics.engine().fusion_bytes)
     for number, places in enumerate(messages):
         own = [tensors[place] for place in places]
         whole, parts = side_by_side(own)
         for place, part in zip(places, parts, strict=True):
             results[place] = part
         own_name = f"{name}.{number}" if name and number else name
-        if len(own) == 1:
-            handles.append(ops.allreduce_async_(parts[0], None, own_name, op, *scales, process_set))
-        else:
-            shapes = [tensor.shape for tensor in own]
-            handles.append(ops.packed_allreduce_async(whole, shapes, own_name, op, scales, process_set))
+        filled = threading.Event()
+        sent, shapes = (whole, [tensor.shape for tensor in own]) if len(own) > 1 else (parts[0], [])
+        handles.append(ops.packed_allreduce_async(sent, shapes, own_name, op, scales, process_set, filled))
+        torch._foreach_copy_(parts, own)  # while ranks agree
+        filled.set()
     return Begun(handles, results)
 
 

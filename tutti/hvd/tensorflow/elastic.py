@@ -10,8 +10,9 @@ from tutti.hvd import basics
 from tutti.hvd.elastic.loop import run_fn
 from tutti.hvd.elastic.state import ObjectState
 from tutti.hvd.errors import HorovodInternalError
-from tutti.hvd.tensorflow.functions import broadcast_object, broadcast_variables, tensorflow_variable, variables_of
+from tutti.hvd.tensorflow.functions import broadcast_object, broadcast_variables, tensorflow_variable
 from tutti.hvd.torch import ops
+from tutti.hvd.variables import variables_of
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -82,7 +83,7 @@ class TensorFlowKerasState(TensorFlowState):
         super().__init__(**kwargs)
 
     def variables(self) -> list[Any]:
-        held = variables_of(self.model, self.optimizer)
+        held = [*variables_of(self.model), *variables_of(self.optimizer)]
         return [tensorflow_variable(variable) for variable in held if _is_number(variable)]
 
 

@@ -1,16 +1,18 @@
 """Variables and plain objects from one rank to all, or from all to all."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tutti.hvd.basics import global_process_set
 from tutti.hvd.process_sets import ProcessSet
+from tutti.hvd.tensorflow.bridge import as_written
 from tutti.hvd.tensorflow.collectives import broadcast_
 from tutti.hvd.torch import functions
 
 
+@as_written
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
@@ -23,6 +25,7 @@ def broadcast_variables(
     return None if tf.executing_eagerly() else tf.group(*values)
 
 
+@as_written
 def broadcast_global_variables(root_rank: int) -> Any:
     """Put one rank's variables into those of all ranks, where everybody can see them: in a graph of TensorFlow 1."""
     if tf.executing_eagerly():
@@ -68,10 +71,3 @@ def allgather_object(
 ) -> list[Any]:
     """The objects of all ranks, in the order of ranks."""
     return functions.gather_objects(obj, name, process_set)
-
-
-def variables_of(*holders: Any) -> Sequence[Any]:
-    """The variables of models and optimizers, in their order; some have them as a list, some behind a call."""
-    held: list[Any] = [getattr(holder, "variables", ()) for holder in holders if holder is not None]
-    lists: list[list[Any]] = [each() if callable(each) else each for each in held]  # pyright: ignore[reportAssignmentType]
-    return [variable for each in lists for variable in each]

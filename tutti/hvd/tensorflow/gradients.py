@@ -1,6 +1,6 @@
 """Gradients of a step, reduced over ranks in one call; and a tape that does so."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,10 @@ from tutti.hvd import basics
 from tutti.hvd.basics import global_process_set
 from tutti.hvd.messages import ADASUM, AVERAGE
 from tutti.hvd.process_sets import ProcessSet
+from tutti.hvd.tensorflow.bridge import as_written
 from tutti.hvd.tensorflow.collectives import Average, grouped_allreduce
 from tutti.hvd.tensorflow.compression import Compression
+from tutti.hvd.variables import check_groups, identity, trained_in
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class Reduction:
         kept = iter(self.scaled([gradient for gradient, own in pairs if own]))
         return [next(kept if own else shared) for own in is_local]
 
+    @as_written
     def apply(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients, those that are there reduced over ranks; alone, or outside the set, as they are."""
         if not (self.process_set.included() and self.process_set.size() > 1):
             return list(gradients)
         return self._reduced([self._dense(gradient) for gradient in gradients])
 
+    @as_written
     def scaled(self, gradients: Sequence[Any]) -> list[Any]:
         """Gradients of this rank's own variables: their share of the mean over ranks."""
         if not (self.scale_local_gradients and self.process_set.included() and self.process_set.size() > 1):
@@ -74,17 +78,7 @@ class Reduction:
         return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
-def check_groups(groups: Any) -> None:
-    """Refuse what names no groups; all gradients of a step travel together, whatever they are."""
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
-        return
-    if not (isinstance(groups, list) and all(isinstance(group, list | tuple) for group in groups)):
-        raise ValueError(f"groups={groups!r}: expected a number of groups, or a list of lists of variables.")
-    names = [id(variable) for group in groups for variable in group]
-    if len(set(names)) < len(names):
-        raise ValueError("groups: a variable can only appear once in groups.")
-
-
+@as_written
 def DistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
@@ -116,6 +110,7 @@ def DistributedGradientTape(
     return distributed
 
 
+@as_written
 def PartialDistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
@@ -144,18 +139,9 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for variable in local_variables(local_layers):
+    for variable in trained_in(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def local_variables(local_layers: Any) -> Iterable[Any]:
-    """The weights that are trained in one layer or several."""
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, list | tuple) else [local_layers]
-    for layer in layers:
-        if not hasattr(layer, "trainable_weights"):
-            raise ValueError(f"local_layers has {type(layer)}: expected layers of Keras.")
-        yield from layer.trainable_weights
 
 
 class _DistributedTape:
@@ -168,6 +154,7 @@ class _DistributedTape:
         """Leave the gradient of a variable to this rank."""
         self._local_sources.add(identity(source))
 
+    @as_written
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **rest: Any
     ) -> Any:
@@ -188,12 +175,6 @@ class _DistributedTape:
 
 def _flat(structure: Any) -> list[Any]:
     return tf.nest.flatten(structure) if tf.nest.is_nested(structure) else [structure]
-
-
-def identity(variable: Any) -> int:
-    """Which variable it is; the same for a variable of Keras and for TensorFlow's in it."""
-    inner = getattr(variable, "value", None)
-    return id(variable if inner is None or callable(inner) else inner)
 
 
 def _times(gradient: Any, factor: float) -> Any:

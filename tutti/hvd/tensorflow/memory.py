@@ -14,13 +14,14 @@ _free: list[torch.Tensor] = []
 
 
 def side_by_side(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Copies of tensors of one type in one piece of memory: the whole of it, and each of them."""
-    sizes = [_LINE * math.ceil(tensor.nbytes / _LINE) for tensor in tensors]
-    whole = take(sum(sizes))
-    parts = zip(whole.split(sizes), tensors, strict=True)
-    own = [part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape) for part, tensor in parts]
-    torch._foreach_copy_(own, list(tensors))
-    return whole.view(tensors[0].dtype), own
+    """Memory for tensors of one type in one piece: the whole of it, and a place for each of them."""
+    width = tensors[0].element_size()
+    sizes = [_LINE * math.ceil(tensor.nbytes / _LINE) // width for tensor in tensors]
+    whole = take(sum(sizes) * width).view(tensors[0].dtype)
+    parts = zip(whole.split(sizes), tensors, sizes, strict=True)
+    return whole, [
+        (part if tensor.numel() == size else part[: tensor.numel()]).view(tensor.shape) for part, tensor, size in parts
+    ]
 
 
 def take(size: int) -> torch.Tensor:

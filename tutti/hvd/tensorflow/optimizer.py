@@ -8,7 +8,8 @@ from tutti.hvd.basics import global_process_set
 from tutti.hvd.process_sets import ProcessSet
 from tutti.hvd.tensorflow.collectives import Average
 from tutti.hvd.tensorflow.compression import Compression
-from tutti.hvd.tensorflow.gradients import Reduction, identity, refuse_adasum
+from tutti.hvd.tensorflow.gradients import Reduction, refuse_adasum
+from tutti.hvd.variables import identity
 
 
 def DistributedOptimizer(

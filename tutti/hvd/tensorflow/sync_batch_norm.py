@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tutti.hvd import basics
+from tutti.hvd.tensorflow.bridge import as_written
 from tutti.hvd.tensorflow.collectives import Average, allreduce
 
 
@@ -18,6 +19,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # pyright: ig
             )
         super().__init__(**kwargs)
 
+    @as_written
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         mean, variance = super()._moments(inputs, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if basics.size() == 1:

@@ -1,6 +1,7 @@
 """Collectives on torch tensors, by Horovod's names: synchronous, asynchronous, in place and grouped."""
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,14 +157,13 @@ def packed_allreduce_async(
     op: int,
     scales: tuple[float, float],
     process_set: ProcessSet,
+    filled: threading.Event,
 ) -> int:
-    """Start to reduce a tensor over ranks, in place, in which others of these shapes lie side by side."""
+    """Start to reduce a tensor over ranks, in place, in which others lie side by side as soon as it is filled."""
     check_reduced(tensor)
     pre, post = scales
-    shapes = tuple(tuple(shape) for shape in parts)
-    return _submit(
-        "allreduce", name, process_set, [(tensor, tensor)], False, op=op, prescale=pre, postscale=post, parts=shapes
-    )
+    rest = {"op": op, "prescale": pre, "postscale": post, "parts": tuple(tuple(shape) for shape in parts)}
+    return _submit("allreduce", name, process_set, [(tensor, tensor)], grouped=False, filled=filled, **rest)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -299,6 +299,7 @@ def _submit(
     process_set: ProcessSet,
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     grouped: bool,
+    filled: threading.Event | None = None,
     **rest: Any,
 ) -> int:
     """Submit tensors under one handle; each has the name with its place behind it where they are several."""
@@ -314,7 +315,7 @@ def _submit(
         )
         own_memory = tensor.detach()
         into = own_memory if output is tensor else output
-        operations.append((request, Work(own_memory, into)))
+        operations.append((request, Work(own_memory, into, filled=filled)))
     _handles[handle] = _Handle(engine.submit(*operations), grouped)
     for each, (_, output) in zip(_handles[handle].pending, pairs, strict=True):
         each.given = output  # what the caller holds: the same memory as the engine's view of it

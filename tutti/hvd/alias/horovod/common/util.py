@@ -15,6 +15,7 @@ __all__ = [
     "gloo_built",
     "gpu_available",
     "is_iterable",
+    "is_version_greater_equal_than",
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",
@@ -55,3 +56,12 @@ def split_list(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
 
 def is_iterable(value: Any) -> bool:
     return isinstance(value, Iterable)
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version is another one or a later one."""
+    from packaging.version import parse
+
+    if not (isinstance(ver, str) and isinstance(target, str)):
+        raise ValueError(f"versions {ver!r} and {target!r}: expected two strings.")
+    return parse(ver) >= parse(target)

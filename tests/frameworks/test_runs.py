@@ -1,0 +1,172 @@
+"""Recipes in Keras and TensorFlow on one rank and on two: they learn, agree, resume, and are the networks of torch."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import frameworks_work as work
+import numpy as np
+import pytest
+from conftest import Tutti
+from frameworks_names import MODELS, OPTIMIZERS
+from ranks import read_ledger, run_ranks
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+FRAMEWORKS = ("keras", "tensorflow")
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of two ranks came to."""
+    return run_ranks(2, work.on_two_ranks, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def one(two: Found, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one rank came to."""
+    return run_ranks(1, work.on_one_rank, tmp_path_factory.mktemp("one"), two[0]["keras_plain"]["folder"])[0]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def assert_close(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: float) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "name", [f"{f}_{k}" for f in FRAMEWORKS for k in ("lively", "resumed", "plain")] + ["keras_fp16"]
+)
+def test_weights_are_the_same_bits_on_all_ranks(two: Found, name: str) -> None:
+    for mine, other in zip(two[0][name]["weights"], two[1][name]["weights"], strict=True):
+        assert mine.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("name", [f"{f}_{k}" for f in FRAMEWORKS for k in ("lively", "plain")] + ["keras_fp16"])
+def test_the_loss_falls(two: Found, name: str) -> None:
+    folder = two[0][name]["folder"]
+    [start] = events(folder, "start")
+    last = events(folder, "epoch")[-1]
+    assert last["valid_loss"] < 0.8 * start["valid_loss"]
+    assert last["valid_accuracy"] > start["valid_accuracy"] + 0.2
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_goes_on_in_mid_epoch_ends_as_one_that_was_never_stopped(two: Found, framework: str) -> None:
+    whole, resumed = two[0][f"{framework}_lively"], two[0][f"{framework}_resumed"]
+    assert_close(resumed["weights"], whole["weights"], 1e-6)
+    assert read_ledger(resumed["folder"]) == read_ledger(whole["folder"])
+    for kind in ("start", "step", "epoch"):
+        ours, theirs = events(resumed["folder"], kind), events(whole["folder"], kind)
+        for key in ("step", "epoch", "loss", "accuracy", "lr", "train_loss", "valid_loss", "valid_top5"):
+            values = [event.get(key, 0) for event in theirs]
+            assert [event.get(key, 0) for event in ours] == pytest.approx(values, rel=1e-5), (kind, key)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_ranks_learn_what_one_does(two: Found, one: dict[str, Any], framework: str) -> None:
+    name = f"{framework}_plain"
+    assert_close(two[0][name]["weights"], one[name]["weights"], 1e-4)
+    assert read_ledger(two[0][name]["folder"]) == read_ledger(one[name]["folder"])
+    for kind in ("start", "step", "epoch"):
+        for ours, theirs in zip(events(two[0][name]["folder"], kind), events(one[name]["folder"], kind), strict=True):
+            for key in theirs.keys() & {"loss", "accuracy", "lr", "train_loss", "valid_loss", "valid_accuracy", "top5"}:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-3), (kind, key)
+
+
+def test_fit_and_the_tape_learn_the_same(two: Found) -> None:
+    for kind in ("lively", "plain"):
+        assert_close(two[0][f"keras_{kind}"]["weights"], two[0][f"tensorflow_{kind}"]["weights"], 1e-4)
+
+
+def test_a_run_of_two_ranks_goes_on_alone(two: Found, one: dict[str, Any]) -> None:
+    assert_close(one["fewer_ranks"]["weights"], two[0]["keras_plain"]["weights"], 1e-4)
+    record = json.loads((one["fewer_ranks"]["folder"] / "record.json").read_text())
+    assert [segment["ranks"] for segment in record["segments"]] == [2, 1]
+    assert [epoch["ranks"] for epoch in record["history"]] == [2, 1]
+
+
+@pytest.mark.parametrize(("backend", "saves"), [("torch", "null"), ("jax", "11")])
+def test_the_command_goes_on_with_another_backend(
+    two: Found, backend: str, saves: str, tmp_path: Path, tutti: Tutti
+) -> None:
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    copy = tmp_path / "copy"
+    shutil.copytree(two[0]["keras_plain"]["folder"], copy)
+    checkpoint = str(copy / "checkpoints" / f"step-{work.CUT_AT:06d}")
+    words = [f"backend={backend}", f"checkpoint={{every_steps: {saves}, every_epochs: null, best: null}}"]
+    done = tutti("train", str(copy / "config.yaml"), "-n", "2", "--resume", checkpoint, *words)
+    assert done.code == 0, done.all
+    assert f"in Keras on {backend}" in done.out
+    assert "oneDNN" not in done.err
+    assert len(list(copy.glob("checkpoints/step-000044/model.keras"))) == 1
+    results = json.loads((copy / "record.json").read_text())["results"]
+    assert results == pytest.approx(two[0]["keras_plain"]["results"], rel=1e-3)
+
+
+def test_a_checkpoint_of_keras_is_refused_in_torch(two: Found, tutti: Tutti) -> None:
+    folder = two[0]["keras_plain"]["folder"]
+    done = tutti("train", str(folder / "config.yaml"), "framework=torch", "--resume", str(folder))
+    assert done.code == 2
+    assert "was made with framework=keras, which framework=torch cannot read" in done.err
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_run_folder_holds_what_torch_runs_leave(two: Found, framework: str) -> None:
+    folder = two[0][f"{framework}_lively"]["folder"]
+    record = json.loads((folder / "record.json").read_text())
+    assert record["state"] == "finished"
+    assert record["segments"][0]["framework"] == framework
+    assert record["best"]["valid_accuracy"]["value"] == max(e["valid_accuracy"] for e in record["history"])
+    assert record["seconds_per_epoch"] > 0
+    assert record["images_per_second"]["mean"] > 0
+    assert f"framework: {framework}" in (folder / "config.yaml").read_text()
+    steps = events(folder, "step")
+    assert [event["step"] for event in steps] == [1, 7, 14, 21, 22, 28, 35, 42, 44]
+    for key in ("loss", "accuracy", "top5", "lr", "samples_per_second", "seconds", "data_seconds", "data_share"):
+        assert all(key in event for event in steps)
+    latest = (folder / "checkpoints" / "latest").read_text().strip()
+    manifest = json.loads((folder / "checkpoints" / latest / "manifest.json").read_text())
+    assert manifest["step"] == 44
+    assert sorted(manifest["files"]) == ["model.keras", "optimizer.npz"]
+    assert (folder / "checkpoints" / "best").is_file()
+
+
+def test_some_steps_are_traced(one: dict[str, Any]) -> None:
+    assert list((one["profiled"]["folder"] / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step(one: dict[str, Any]) -> None:
+    kind, text = one["bad_rate"]
+    assert kind == "TrainingError"
+    assert text.startswith(("the loss is nan at step ", "the loss is inf at step "))
+    assert "Lower optim.lr" in text
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(MODELS)))
+def test_a_network_is_the_same_in_keras_and_torch(one: dict[str, Any], place: int, name: str) -> None:
+    found = one["models"][place]
+    ours, theirs = found["parameters"]
+    assert ours == theirs
+    assert found["size"] > 0.01
+    assert found["distance"] < 1e-4 * max(1.0, found["size"])
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(OPTIMIZERS)))
+def test_an_optimizer_steps_as_torchs_does_while_the_rate_changes(one: dict[str, Any], place: int, name: str) -> None:
+    assert one["optimizers"][place] < 1e-5
+
+
+def test_cross_entropy_is_torchs_with_and_without_smoothing(one: dict[str, Any]) -> None:
+    for expected, found in one["losses"]:
+        assert found == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,106 @@
+"""What a recipe may ask for in the framework it names; what does not exist there is refused before anything starts."""
+
+from importlib.util import find_spec
+
+from tutti.config import parts
+from tutti.config.run import RunConfig
+from tutti.config.schema import Section
+from tutti.errors import ConfigError
+
+_PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}  # by the backend of Keras
+# Keras keeps images with their channels innermost, so that this switch asks for what is there.
+_GRANTED = {"speed.channels_last": (True, "gpu")}
+
+
+def keras_backend(config: RunConfig) -> str:
+    """What Keras computes with in a run."""
+    return config.backend or "tensorflow"
+
+
+def check_framework(config: RunConfig) -> None:
+    """Refuse what the framework of a recipe does not have, and say what it has."""
+    if config.framework == "torch":
+        _refuse_beside_torch(config)
+        return
+    if config.framework == "tensorflow" and keras_backend(config) != "tensorflow":
+        raise ConfigError(
+            f"backend={config.backend!r} with framework=tensorflow: expected tensorflow. "
+            "Leave backend out, or set framework=keras."
+        )
+    _check_parts(config)
+    _check_options(config)
+
+
+def check_installed(config: RunConfig) -> None:
+    """Refuse a framework that is not installed, with the line that installs it."""
+    if config.framework == "torch":
+        return
+    backend = keras_backend(config)
+    for package in ("keras", _PACKAGES[backend]):
+        if find_spec(package) is None:
+            extra = "tensorflow" if backend == "tensorflow" else "keras"
+            line = f"pip install 'tutti-train[{extra}]'" + (" jax" if package == "jax" else "")
+            chosen = f"framework={config.framework}" + (f" backend={backend}" if config.framework == "keras" else "")
+            raise ConfigError(f"{chosen} needs the package {package}, which is not installed. Install it: {line}")
+
+
+def _refuse_beside_torch(config: RunConfig) -> None:
+    if config.backend is not None:
+        raise ConfigError(
+            f"backend={config.backend!r} with framework=torch: only Keras has backends. "
+            "Set framework=keras, or leave backend out."
+        )
+    if config.log.profile is not None:
+        raise ConfigError(
+            f"log.profile={list(config.log.profile)} with framework=torch: the profiler is TensorFlow's. "
+            "Set framework=tensorflow, or leave log.profile out."
+        )
+
+
+def _check_parts(config: RunConfig) -> None:
+    for section in parts.SECTIONS:
+        part: parts.Part = getattr(config, section)
+        if config.framework not in part.frameworks():
+            there = ", ".join(parts.names_in(section, config.framework))
+            raise ConfigError(
+                f"{section}.name={part.name!r} does not exist in framework={config.framework}: expected {there}. "
+                "Choose what is there, or set framework=torch."
+            )
+    for name in config.metrics:
+        if name not in parts.METRICS:
+            raise ConfigError(
+                f"metrics={list(config.metrics)}: {name!r} does not exist in framework={config.framework}: expected "
+                f"{', '.join(parts.METRICS)}. Leave it out, or set framework=torch."
+            )
+
+
+def _check_options(config: RunConfig) -> None:
+    framework = f"framework={config.framework}"
+    if config.batch.micro is not None:
+        raise ConfigError(
+            f"batch.micro={config.batch.micro} with {framework}, which takes a rank's share of a batch in one pass. "
+            "Set batch.micro=null, or framework=torch."
+        )
+    for name, section in (("speed", config.speed), ("ddp", config.ddp)):
+        for key, default in _defaults(section).items():
+            given, full = getattr(section, key), f"{name}.{key}"
+            if given not in (default, *_GRANTED.get(full, ())):
+                shown = "null" if default is None else str(default).lower()
+                raise ConfigError(
+                    f"{full}={given!r} with {framework}: a setting of torch. Set {full}={shown}, or framework=torch."
+                )
+    backend = keras_backend(config)
+    if config.log.profile is not None and backend != "tensorflow":
+        raise ConfigError(
+            f"log.profile={list(config.log.profile)} with backend={backend}: the profiler is TensorFlow's. "
+            "Set backend=tensorflow, or leave log.profile out."
+        )
+    if config.runtime.deterministic and backend == "jax":
+        raise ConfigError(
+            "runtime.deterministic=true with backend=jax, which has no such switch. "
+            "Leave it out, or choose another backend."
+        )
+
+
+def _defaults(section: Section) -> dict[str, object]:
+    return {name: field.default for name, field in type(section).model_fields.items()}

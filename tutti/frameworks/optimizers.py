@@ -1,0 +1,76 @@
+"""Optimizers by name, made of Keras, that step as torch's do: with momentum apart from the rate, and with L2 decay."""
+
+from typing import Any
+
+import keras
+
+
+def sgd(
+    lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, clip_norm: float | None = None
+) -> keras.optimizers.Optimizer:
+    """Stochastic gradient descent."""
+    return Sgd(lr, momentum=momentum, nesterov=nesterov, decay=weight_decay, global_clipnorm=clip_norm)
+
+
+def adam(
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+) -> keras.optimizers.Optimizer:
+    """Adam."""
+    if weight_decay:
+        return DecayedAdam(lr, *betas, eps, decay=weight_decay, global_clipnorm=clip_norm)
+    return keras.optimizers.Adam(lr, *betas, eps, global_clipnorm=clip_norm)
+
+
+def adamw(
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    clip_norm: float | None = None,
+) -> keras.optimizers.Optimizer:
+    """Adam with decoupled weight decay."""
+    return keras.optimizers.AdamW(lr, weight_decay, *betas, eps, global_clipnorm=clip_norm)
+
+
+class Sgd(keras.optimizers.SGD):
+    """Keras keeps velocities that hold the rate of the steps they come from; here a new rate holds for all at once."""
+
+    def __init__(self, *arguments: Any, decay: float = 0.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.decay = decay
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        ops = keras.ops
+        step = ops.cast(gradient, variable.dtype)
+        if self.decay:
+            step = ops.add(step, ops.multiply(self.decay, variable))
+        if self.momentum:
+            velocity = self.momentums[self._get_variable_index(variable)]
+            gradient = step
+            step = ops.add(ops.multiply(self.momentum, velocity), gradient)
+            self.assign(velocity, step)
+            if self.nesterov:
+                step = ops.add(gradient, ops.multiply(self.momentum, step))
+        self.assign_sub(variable, ops.multiply(ops.cast(learning_rate, variable.dtype), step))
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"decay": self.decay}
+
+
+class DecayedAdam(keras.optimizers.Adam):
+    """Adam whose gradients have the weights added to them, as torch's has."""
+
+    def __init__(self, *arguments: Any, decay: float = 0.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.decay = decay
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        gradient = keras.ops.add(gradient, keras.ops.multiply(self.decay, variable))
+        super().update_step(gradient, variable, learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"decay": self.decay}

@@ -1,0 +1,1 @@
+"""Helpers that test suites import."""

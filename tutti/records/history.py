@@ -1,0 +1,35 @@
+"""The epochs of a run summed up for its record: what each came to, the best, the time they took."""
+
+from pathlib import Path
+from typing import Any
+
+from tutti.records.metrics import read_events
+
+_KEPT = ("epoch", "ranks", "train_loss", "samples_per_second", "seconds")
+
+
+def summarise_epochs(metrics: Path, ranks: int) -> dict[str, Any]:
+    """The history of a run with the number of ranks, the best value of each validation metric, the mean epoch."""
+    events = [event for event in read_events(metrics) if event.get("event") == "epoch"]
+    if not events:
+        return {}
+    history = [_entry({"ranks": ranks} | event) for event in events]
+    seconds = [entry["seconds"] for entry in history if entry["seconds"]]
+    mean = round(sum(seconds) / len(seconds), 3) if seconds else None
+    return {"history": history, "best": _best(history), "seconds_per_epoch": mean}
+
+
+def _entry(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: event[key] for key in event if key in _KEPT or key.startswith("valid_")}
+
+
+def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """By metric, the best value and its epoch; of a loss the least is best."""
+    names = [name for name in history[-1] if name.startswith("valid_")]
+    found = {}
+    for name in names:
+        values = [entry[name] for entry in history if name in entry]
+        best = min(values) if name.endswith("loss") else max(values)
+        epoch = next(entry["epoch"] for entry in history if entry.get(name) == best)
+        found[name] = {"value": best, "epoch": epoch}
+    return found

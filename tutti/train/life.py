@@ -1,0 +1,205 @@
+"""The life of a run on one rank, whichever framework it is made of: folder, record, training, what remains."""
+
+import contextlib
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tutti.config.framework import keras_backend
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.errors import TuttiError
+from tutti.launch.local import launch_line
+from tutti.optim.schedule import Schedule
+from tutti.records.folder import RunFolder, create_folder, write_config
+from tutti.records.history import summarise_epochs
+from tutti.records.journal import Journal
+from tutti.records.output import Tee, captured_output
+from tutti.records.record import Record
+from tutti.runtime.group import Group
+from tutti.train.clock import Clock
+
+
+class Running(Protocol):
+    """What is asked of the job of a run."""
+
+    config: RunConfig
+    plan: Plan
+    schedule: Schedule
+    journal: Journal
+    clock: Clock
+    step: int
+    results: dict[str, float]
+    samples_per_second: float | None
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def note(self) -> str | None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank computes on."""
+
+    device: str  # cpu or cuda
+    device_name: str
+    threads: int
+
+
+JobType = TypeVar("JobType", bound=Running)
+
+
+def live(
+    config: RunConfig,
+    group: Group,
+    machine: Machine,
+    folder: RunFolder | None,
+    resume: Path | None,
+    build: Callable[[RunFolder, Path | None], JobType],
+    train: Callable[[JobType], None],
+    facts: Callable[[JobType], dict[str, Any]] = lambda _: {},
+) -> tuple[RunFolder, JobType]:
+    """Build a job and train it, with all that is written about it; rank 0 makes the run folder where there is none."""
+    folder, is_new = _open_folder(config, group, folder, resume)
+    with captured_output(folder.log(group.rank), on_screen=group.is_first):
+        try:
+            return folder, _live_in(folder, is_new, config, group, machine, resume, build, train, facts)
+        except BaseException as failure:
+            if not isinstance(failure, TuttiError):
+                _log_traceback()
+            raise
+
+
+def _live_in(
+    folder: RunFolder,
+    is_new: bool,
+    config: RunConfig,
+    group: Group,
+    machine: Machine,
+    resume: Path | None,
+    build: Callable[[RunFolder, Path | None], JobType],
+    train: Callable[[JobType], None],
+    facts: Callable[[JobType], dict[str, Any]] = lambda _: {},
+) -> JobType:
+    record = Record.open(folder.record)
+    if group.is_first:
+        record.content |= {"recipe": config.recipe, "ranks": group.world_size, "seed": config.seed}
+        record.start(
+            framework=config.framework,
+            launcher=group.placement.launcher,
+            launch_line=launch_line(),
+            ranks=group.world_size,
+            device=machine.device_name,
+            threads_per_rank=machine.threads,
+            resumed_from=str(resume) if resume else None,
+        )
+    hosts = group.gather(os.uname().nodename)
+    try:
+        job = build(folder, resume)
+    except TuttiError as error:
+        if group.is_first:
+            _discard(folder, record, is_new, error)
+        raise
+    try:
+        if group.is_first:
+            record.content["segments"][-1]["hosts"] = hosts
+            record.content["plan"] = _facts(job)
+            record.write()
+            write_config(folder, config.as_yaml())
+            _announce(job, machine, resume)
+        train(job)
+    except BaseException as error:
+        job.close()
+        if group.is_first:
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.end(state, failure=f"{type(error).__name__}: {error}".split("\n")[0], step=job.step)
+        raise
+    job.close()
+    if group.is_first:
+        epochs = summarise_epochs(folder.metrics, group.world_size)
+        record.end("finished", step=job.step, **_results(job), **epochs, **facts(job))
+    return job
+
+
+def _open_folder(
+    config: RunConfig, group: Group, folder: RunFolder | None, resume: Path | None
+) -> tuple[RunFolder, bool]:
+    """The run folder on every rank, and whether it is new; a resumed run goes on in its own."""
+    if resume is not None:
+        return RunFolder(resume.parent.parent), False
+    if folder is None:
+        error: TuttiError | None = None
+        if group.is_first:
+            try:
+                folder = create_folder(config.out, config.recipe, group.world_size)
+            except TuttiError as found:
+                error = found
+        group.agree(error)
+        folder = group.from_first(folder)
+    assert folder is not None
+    return folder, True
+
+
+def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError) -> None:
+    """A run that never began leaves nothing; one that could not be resumed keeps what it had."""
+    if is_new:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folders above it that are empty
+            os.removedirs(folder.path.parent)
+    else:
+        record.end("failed", failure=str(error))
+
+
+def _announce(job: Running, machine: Machine, resume: Path | None) -> None:
+    plan, config = job.plan, job.config
+    accumulated = f" in {plan.passes} passes of {plan.micro_batch}" if plan.passes > 1 else ""
+    keras = f" in Keras on {keras_backend(config)}"
+    made_of = {"torch": "", "keras": keras, "tensorflow": " in TensorFlow"}[config.framework]
+    job.journal.say(
+        f"{config.recipe}: {config.model.name} ({job.parameters:,} parameters){made_of} on {config.data.name}, "
+        f"{plan.train_samples:,} training samples"
+    )
+    job.journal.say(
+        f"{plan.world_size} rank(s) on {machine.device}, {machine.threads} thread(s) each; "
+        f"global batch {plan.global_batch} = {plan.world_size} x {plan.per_rank_batch}{accumulated}; "
+        f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
+    )
+    if job.note:
+        job.journal.say(f"data: {job.note}")
+    if resume:
+        job.journal.say(f"resumed from {resume} at step {job.step:,}")
+
+
+def _facts(job: Running) -> dict[str, object]:
+    plan = job.plan
+    return {
+        "global_batch": plan.global_batch,
+        "per_rank_batch": plan.per_rank_batch,
+        "micro_batch": plan.micro_batch,
+        "train_samples": plan.train_samples,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "total_steps": plan.total_steps,
+        "peak_lr": job.schedule.peak_lr,
+        "parameters": job.parameters,
+    }
+
+
+def _results(job: Running) -> dict[str, Any]:
+    seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
+    return {"results": job.results, "samples_per_second": job.samples_per_second, "seconds": seconds}
+
+
+def _log_traceback() -> None:
+    """Into this rank's log only: the screen shows the first cause, once."""
+    stream = sys.stderr.log if isinstance(sys.stderr, Tee) else sys.stderr
+    with contextlib.suppress(OSError):
+        traceback.print_exc(file=stream)

@@ -1,0 +1,51 @@
+"""Where a run stands, and what is due there; the same in every framework."""
+
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+
+
+class Standing:
+    """Steps counted as epochs, log windows and checkpoints; `step` counts the steps that are done."""
+
+    config: RunConfig
+    plan: Plan
+    step: int
+    results: dict[str, float]  # of the last epoch
+    _best: float | None = None
+    _is_best: bool = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last finished step, counted from 1."""
+        return (self.step - 1) // self.plan.steps_per_epoch + 1
+
+    @property
+    def epoch_ends(self) -> bool:
+        return self.step % self.plan.steps_per_epoch == 0
+
+    def logs_after(self, step: int) -> bool:
+        """After the first step, every N steps, and where an epoch ends."""
+        ends = step % self.plan.steps_per_epoch == 0
+        return step == 1 or ends or step % self.config.log.every_steps == 0
+
+    @property
+    def saves_now(self) -> bool:
+        """Every N steps, every N epochs, after the best epoch, and at the very end."""
+        wish = self.config.checkpoint
+        if wish.every_steps and self.step % wish.every_steps == 0:
+            return True
+        if not self.epoch_ends:
+            return False
+        ends_run = self.step == self.plan.total_steps and bool(wish.every_steps or wish.every_epochs)
+        return self._is_best or ends_run or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0)
+
+    def _note_best(self) -> None:
+        """Remember whether this epoch has the best value of the metric that the recipe watches."""
+        name = self.config.checkpoint.best
+        if name is None:
+            return
+        value = self.results[f"valid_{name}"]
+        sign = -1 if name == "loss" else 1
+        self._is_best = self._best is None or sign * value > sign * self._best
+        if self._is_best:
+            self._best = value
