@@ -622,6 +622,9 @@ def what_scripts_for_keras_2_say_is_taken() -> None:
     assert of_tensorflow.elastic.KerasState is named.elastic.KerasState is hvd.elastic.KerasState
     assert _keras.distribute and of_tensorflow.add_process_set and "load_model" in dir(named)
     assert type(keras.optimizers.legacy.SGD(lr=0.5)) is keras.optimizers.SGD
+    norm: Any = keras.layers.BatchNormalization(fused=False)
+    norm.build([1, 2])
+    assert len({variable.ref() for variable in (*norm.weights, *norm.weights)}) == 4
     optimizer: Any = hvd.DistributedOptimizer(keras.optimizers.SGD(lr=0.25, momentum=0.9))
     assert float(optimizer.lr.numpy()) == 0.25
     optimizer.lr = 0.5
@@ -764,9 +767,9 @@ def keras_2_loads_what_was_saved() -> None:
     import tf_keras
 
     import tutti.hvd.keras.of_tensorflow as hvd
-    from tutti.hvd.variables import variables_of
     from tutti.hvd.keras.keras_modules import keras_of_tensorflow
     from tutti.hvd.keras.legacy import Distributed
+    from tutti.hvd.variables import variables_of
 
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     assert keras_of_tensorflow() is tf_keras

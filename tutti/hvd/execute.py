@@ -39,6 +39,7 @@ class Work:
     output: torch.Tensor | None  # of the right size where that is known beforehand, and perhaps the tensor itself
     received_splits: torch.Tensor | None = None
     filled: threading.Event | None = None  # set when what goes in is there, where that was not so from the first
+    divided: bool = False  # what goes in has been divided by the number of ranks, for their mean
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], member
         buffer = single.output.view(-1)
         if single.output is not single.tensor:
             buffer.copy_(single.tensor.reshape(-1))
-        scale(buffer, _reduce(buffer, first, members, [len(buffer)]))
+        factor = _reduce(buffer, first, members, [len(buffer)])
+        scale(buffer, factor * members.size if single.divided else factor)
         return
     sizes = [math.prod(request.shape) for request in requests]
     own = [work for work in works if work is not None]

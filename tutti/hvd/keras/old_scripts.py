@@ -1,6 +1,7 @@
 """What scripts for Keras 2 say and Keras 3 refuses: taken where it is safe, for programs that import `horovod`."""
 
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -28,6 +29,9 @@ def accept() -> None:
     _models(keras.Model)
     _backend(keras.backend)
     _legacy_optimizers(keras.optimizers)
+    _before(keras.layers.BatchNormalization, "__init__", _dropping("BatchNormalization", "fused"))
+    if not hasattr(keras.Variable, "ref"):  # what stands for a variable in a dictionary
+        keras.Variable.ref = lambda self: self.value.ref()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _optimizers(kinds: tuple[type, ...]) -> None:
@@ -117,6 +121,7 @@ def _before(kind: Any, name: str, change: Callable[[Any, Any], None]) -> None:
         change(args, kwargs)
         return method(self, *args, **kwargs)
 
+    changed.__signature__ = inspect.signature(method)  # pyright: ignore[reportAttributeAccessIssue]  # Keras reads it
     setattr(kind, name, changed)
 
 

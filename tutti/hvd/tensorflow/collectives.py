@@ -8,6 +8,7 @@ import tensorflow as tf
 import torch
 
 from tutti.hvd import basics
+from tutti.hvd.adasum import is_power_of_two
 from tutti.hvd.basics import global_process_set
 from tutti.hvd.errors import HorovodInternalError
 from tutti.hvd.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
@@ -20,6 +21,7 @@ from tutti.hvd.torch.arguments import reduce_op
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
+_DIVIDED = (torch.float32, torch.float64)
 _basics = basics  # where programs written for Horovod look for what it has
 
 
@@ -300,7 +302,7 @@ def _submit_packed(
     tensors: list[Any], name: str | None, op: int, scales: tuple[float, float], process_set: ProcessSet
 ) -> Begun:
     """The tensors of a type as one message, in which they lie side by side, or as several if they are too much."""
-    handles, results = [], list(tensors)
+    handles, results, size = [], list(tensors), len(basics.engine().sets[process_set.process_set_id or 0].ranks)
     messages = _messages([(tensor.dtype, tensor.nbytes) for tensor in tensors], basics.engine().fusion_bytes)
     for number, places in enumerate(messages):
         own = [tensors[place] for place in places]
@@ -310,8 +312,14 @@ def _submit_packed(
         own_name = f"{name}.{number}" if name and number else name
         filled = threading.Event()
         sent, shapes = (whole, [tensor.shape for tensor in own]) if len(own) > 1 else (parts[0], [])
-        handles.append(ops.packed_allreduce_async(sent, shapes, own_name, op, scales, process_set, filled))
-        torch._foreach_copy_(parts, own)  # while ranks agree
+        # By 2, 4, 8, ... ranks numbers divide exactly, before their sum as well as after it.
+        divided = op == Average and len(own) > 1 and is_power_of_two(size) and own[0].dtype in _DIVIDED
+        handles.append(ops.packed_allreduce_async(sent, shapes, own_name, op, scales, process_set, filled, divided))
+        if divided:  # while ranks agree
+            for tensor, part in zip(own, parts, strict=True):
+                torch.mul(tensor, 1 / size, out=part)
+        else:
+            torch._foreach_copy_(parts, own)
         filled.set()
     return Begun(handles, results)
 

@@ -158,12 +158,15 @@ def packed_allreduce_async(
     scales: tuple[float, float],
     process_set: ProcessSet,
     filled: threading.Event,
+    divided: bool,
 ) -> int:
     """Start to reduce a tensor over ranks, in place, in which others lie side by side as soon as it is filled."""
     check_reduced(tensor)
     pre, post = scales
     rest = {"op": op, "prescale": pre, "postscale": post, "parts": tuple(tuple(shape) for shape in parts)}
-    return _submit("allreduce", name, process_set, [(tensor, tensor)], grouped=False, filled=filled, **rest)
+    return _submit(
+        "allreduce", name, process_set, [(tensor, tensor)], grouped=False, filled=filled, divided=divided, **rest
+    )
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -300,6 +303,7 @@ def _submit(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     grouped: bool,
     filled: threading.Event | None = None,
+    divided: bool = False,
     **rest: Any,
 ) -> int:
     """Submit tensors under one handle; each has the name with its place behind it where they are several."""
@@ -315,7 +319,7 @@ def _submit(
         )
         own_memory = tensor.detach()
         into = own_memory if output is tensor else output
-        operations.append((request, Work(own_memory, into, filled=filled)))
+        operations.append((request, Work(own_memory, into, filled=filled, divided=divided)))
     _handles[handle] = _Handle(engine.submit(*operations), grouped)
     for each, (_, output) in zip(_handles[handle].pending, pairs, strict=True):
         each.given = output  # what the caller holds: the same memory as the engine's view of it
