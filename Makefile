@@ -20,7 +20,7 @@ quickstart: $(VENV)/installed
 	$(VENV)/bin/tutti train digits -n 2
 
 test: $(VENV)/installed-dev system
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

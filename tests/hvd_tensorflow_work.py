@@ -153,6 +153,8 @@ def meet_in_another_order() -> list[Any]:
         found = {number: hvd.allreduce(own * number, op=hvd.Sum, name=f"n{number}") for number in numbers}
         return [found[number] for number in range(8)]
 
+    captured = tf.function(lambda: hvd.allreduce(given, op=hvd.Sum))  # a tensor from outside of the graph
+    assert captured().numpy()[0] == 3
     return [one(given).numpy()[0], other(given).numpy()[0], [[each.numpy()[0] for each in many(given)] for _ in "ab"]]
 
 
@@ -189,7 +191,7 @@ def disagree() -> dict[str, tuple[str, str]]:
 
 def lose_a_rank(form: str) -> str:
     """The last rank dies before its operation."""
-    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS = 0.5, 6.0
+    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS = 0.5, 5.0
     hvd.init()
     store = basics._group.store  # pyright: ignore[reportOptionalMemberAccess]
     work = FORMS[form](lambda own: hvd.allreduce(own, name="a"))

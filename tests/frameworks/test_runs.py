@@ -15,6 +15,7 @@ from ranks import read_ledger, run_ranks
 
 pytestmark = [
     pytest.mark.ranks,
+    pytest.mark.xdist_group("recipes in Keras"),  # one worker makes the runs that all look at
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 FRAMEWORKS = ("keras", "tensorflow")

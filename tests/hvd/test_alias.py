@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Finished, Tutti, command
 
+pytestmark = pytest.mark.xdist_group("alias")
 ALIAS = REPOSITORY / "tutti" / "hvd" / "alias"
 SAME = """
 import importlib, importlib.util, inspect, json, pickle, sys

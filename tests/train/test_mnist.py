@@ -21,4 +21,6 @@ def test_the_tutorials_run_learns(tutti: Tutti, tmp_path: Path, mnist_folder: Pa
 
 
 def test_a_batch_of_128_ranks_at_128_times_the_rate_does_not(tutti: Tutti, tmp_path: Path, mnist_folder: Path) -> None:
-    assert accuracy(tutti, tmp_path, mnist_folder, "mnist/large_batch") == pytest.approx(0.1135, abs=0.02)
+    """Four of its twelve epochs: it ends where it will stay."""
+    found = accuracy(tutti, tmp_path, mnist_folder, "mnist/large_batch", "epochs=4")
+    assert found == pytest.approx(0.1135, abs=0.02)

@@ -130,12 +130,13 @@ def _train_as_rank(config: RunConfig, placement: Placement, checkpoint: Path | N
     if folder:
         local.end_with_parent()
 
-    def work() -> None:
-        done = _run_rank(config, placement, folder, checkpoint)
+    def work() -> Any:
+        outcome = _run_rank(config, placement, folder, checkpoint)
         if placement.rank == 0:
             from tutti.report.curves import draw_curves
 
-            print(f"curves:     {draw_curves(done)}\nrun folder: {done.path}", flush=True)
+            print(f"curves:     {draw_curves(outcome.folder)}\nrun folder: {outcome.folder.path}", flush=True)
+        return outcome
 
     _as_rank(placement, work)
 
@@ -152,24 +153,25 @@ def _check(config: RunConfig, ranks: int) -> None:
     check_parts(config, ranks)
 
 
-def _run_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> RunFolder:
-    """Train in the framework of the recipe; the run folder comes back."""
+def _run_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> Any:
+    """Train in the framework of the recipe; what the run came to."""
     if config.framework == "torch":
         from tutti.train.run import run_rank
 
-        return run_rank(config, placement, folder, checkpoint).folder
+        return run_rank(config, placement, folder, checkpoint)
     from tutti.frameworks.run import run_rank as run_in_keras
 
-    return run_in_keras(config, placement, folder, checkpoint).folder
+    return run_in_keras(config, placement, folder, checkpoint)
 
 
 def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        work()
+        outcome = work()  # kept to the end: what is freed may wait for threads
         if local.NOTES_VARIABLE in os.environ:
             _leave(0)
+        del outcome
     except TuttiError as error:
         _tell(describe(placement.rank, error, error.exit_code, said=True), silent=error.agreed and placement.rank > 0)
     except KeyboardInterrupt:

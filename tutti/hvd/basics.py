@@ -22,7 +22,7 @@ from tutti.hvd.messages import GLOBAL_SET
 from tutti.hvd.process_sets import ProcessSet, check_static, make_global_set
 from tutti.hvd.settings import Settings, number, read_settings
 from tutti.runtime.discovery import discover
-from tutti.runtime.group import Group, join
+from tutti.runtime.group import Group, join, let_go_of_tensors
 from tutti.runtime.placement import Placement
 
 
@@ -106,6 +106,7 @@ def shutdown() -> None:
         return
     ended, _job = _job, None
     whole = ended.engine.shut_down()
+    let_go_of_tensors()
     _broken = ended.engine.failed
     if whole and not _broken:
         for place, members in ended.engine.sets.items():

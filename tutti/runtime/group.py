@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from tutti.errors import DeadlineError, LaunchError, TuttiError
 from tutti.runtime.placement import Placement
 
 _STAY_SECONDS = 5.0
+_LAST_TENSORS_SECONDS = 0.02
 
 
 class Group:
@@ -73,7 +75,17 @@ class Group:
     def leave(self) -> None:
         """End the group once all ranks are done with it: rank 0 may hold the store the others talk to."""
         self.barrier("the end of the run")
+        let_go_of_tensors()
         dist.destroy_process_group()
+
+
+def let_go_of_tensors() -> None:
+    """Give Gloo's threads a moment after the last operation.
+
+    They take Python's lock to let go of its tensors. When the group is freed they are waited for with that lock held,
+    and when Python ends a thread that wants it aborts the process: they must be done by then.
+    """
+    time.sleep(_LAST_TENSORS_SECONDS)
 
 
 def join(placement: Placement, config: RuntimeConfig) -> Group:

@@ -29,7 +29,11 @@ def outcomes(backend: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"), sorted((backend, name) for name, backends in work.CHECKS.items() for backend in backends)
+    ("backend", "name"),
+    [
+        pytest.param(backend, name, marks=pytest.mark.xdist_group(f"keras on {backend}"))  # one group of ranks for all
+        for backend, name in sorted((backend, name) for name, backends in work.CHECKS.items() for backend in backends)
+    ],
 )
 def test_keras(backend: str, name: str) -> None:
     found = outcomes(backend)

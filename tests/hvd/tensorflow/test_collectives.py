@@ -147,9 +147,8 @@ def test_what_differs_over_ranks_is_an_error_on_all_of_them() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("form", FORMS)
-def test_a_rank_that_dies_ends_the_others_with_its_name(form: str) -> None:
-    found = run_ranks(3, work.lose_a_rank, form, expect_failure=True)
+def test_a_rank_that_dies_ends_the_others_with_its_name() -> None:
+    found = run_ranks(3, work.lose_a_rank, "function", expect_failure=True)
     for survivor in found[:2]:
         assert survivor.startswith("UnknownError") and "rank 2 has not been heard of" in survivor, survivor
 

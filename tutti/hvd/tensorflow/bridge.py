@@ -28,6 +28,7 @@ class Begun:
     def __init__(self, handles: list[int], results: list[torch.Tensor] | None = None) -> None:
         self.handles = handles
         self.results = results or []
+        self.engine = basics.engine()  # of the job in which its handles mean something
         self.name = ""
 
     def finish(self) -> list[torch.Tensor]:
@@ -80,9 +81,9 @@ def _in_graph(
 ) -> list[Any]:
     def begin(*arrays: Any) -> np.int64:
         _make_room(name)
-        ticket = next(_tickets)
-        _begun[ticket] = begun = submit(name, [from_numpy(array) for array in arrays])
-        begun.name = name
+        begun = submit(name, [from_numpy(array) for array in arrays])
+        begun.name, ticket = name, next(_tickets)
+        _begun[ticket] = begun
         return np.int64(ticket)
 
     def wait(ticket: np.int64) -> str:
@@ -112,20 +113,25 @@ def _in_graph(
 
 def _make_room(name: str) -> None:
     """A name is in flight once; results of it that nobody asks for are given up after a while."""
-    earlier = [ticket for ticket, begun in _begun.items() if begun.name == name]
-    for ticket in earlier:
-        for handle in _begun[ticket].handles:
-            settle(handle)
-    for ticket in earlier[:-UNCLAIMED]:
-        for handle in _begun.pop(ticket).handles:
-            forget(handle)
+    everything = list(_begun.items())  # at once: other threads begin and end theirs
+    earlier = [(ticket, begun) for ticket, begun in everything if begun.name == name]
+    for _, begun in earlier:
+        if begun.engine is basics.engine():
+            for handle in begun.handles:
+                settle(handle)
+    for ticket, begun in earlier[:-UNCLAIMED]:
+        _begun.pop(ticket, None)
+        if begun.engine is basics.engine():
+            for handle in begun.handles:
+                forget(handle)
 
 
 def _graph_name(kind: str, inputs: Sequence[Any], name: str | None, ignore_name_scope: bool) -> str:
     """By what a graph calls it, and once in each graph: the order in which functions are traced does not matter."""
-    graph: Any = inputs[0].graph if inputs else tf.compat.v1.get_default_graph()
+    graph: Any = tf.compat.v1.get_default_graph()
     if name is None:
-        name = f"{kind}_{''.join(c if c.isalnum() else '_' for c in inputs[0].name)}"
+        own = "" if isinstance(inputs[0], tf.__internal__.EagerTensor) else inputs[0].name
+        name = f"{kind}_{''.join(c if c.isalnum() else '_' for c in own)}"
     if not ignore_name_scope:
         return graph.unique_name(name)
     with graph.name_scope(None):

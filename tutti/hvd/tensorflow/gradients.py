@@ -34,13 +34,12 @@ class Reduction:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         check_groups(self.groups)
 
-    def apply_to(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
-        """The gradients of variables, where some of these (by `identity`) are this rank's own."""
-        is_local = [identity(variable) in local for variable in variables]
-        pairs = list(zip(gradients, is_local, strict=True))
-        shared = iter(self.apply([gradient for gradient, own in pairs if not own]))
-        kept = iter(self.scaled([gradient for gradient, own in pairs if own]))
-        return [next(kept if own else shared) for own in is_local]
+    def apply_to(self, gradients: Sequence[Any], are_local: Sequence[bool]) -> list[Any]:
+        """Gradients, of which some are of this rank's own variables."""
+        pairs = list(zip(gradients, are_local, strict=True))
+        shared = iter(self.apply([gradient for gradient, local in pairs if not local]))
+        kept = iter(self.scaled([gradient for gradient, local in pairs if local]))
+        return [next(kept if local else shared) for local in are_local]
 
     @as_written
     def apply(self, gradients: Sequence[Any]) -> list[Any]:
@@ -160,7 +159,8 @@ class _DistributedTape:
     ) -> Any:
         """The gradients of a target, reduced over ranks."""
         own = super().gradient(target, sources, output_gradients, **rest)  # pyright: ignore[reportAttributeAccessIssue]
-        reduced = self._reduction.apply_to(_flat(own), _flat(sources), self._local_sources)
+        are_local = [identity(source) in self._local_sources for source in _flat(sources)]
+        reduced = self._reduction.apply_to(_flat(own), are_local)
         return tf.nest.pack_sequence_as(sources, reduced) if tf.nest.is_nested(sources) else reduced[0]
 
     def get_local_and_global_gradients(

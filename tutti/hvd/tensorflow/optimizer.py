@@ -90,7 +90,8 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         """Pairs of gradients, reduced over ranks, and variables."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return list(zip(self._reduction.apply_to(gradients, variables, self._local_vars), variables, strict=True))
+        are_local = [identity(variable) in self._local_vars for variable in variables]
+        return list(zip(self._reduction.apply_to(gradients, are_local), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.apply_gradients(*args, **kwargs)

@@ -96,6 +96,4 @@ def _reduced(distribution: Any, gradients: Sequence[Any], are_local: Sequence[bo
         options.process_set,
         options.scale_local_gradients,
     )
-    reduced = iter(reduction.apply([g for g, local in zip(gradients, are_local, strict=True) if not local]))
-    kept = iter(reduction.scaled([g for g, local in zip(gradients, are_local, strict=True) if local]))
-    return [next(kept if local else reduced) for local in are_local]
+    return reduction.apply_to(gradients, are_local)
