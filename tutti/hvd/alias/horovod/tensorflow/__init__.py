@@ -3,12 +3,10 @@
 from importlib import import_module
 from typing import Any
 
-from tutti.hvd.keras.old_scripts import accept
-
 from ..forward import forward
 from . import compression, functions, mpi_ops, util  # noqa: F401
 
-accept()
+import_module("tutti.hvd.keras.old_scripts").accept()  # after the imports above, which name what is missing
 _own = ["compression", "functions", "mpi_ops", "util", "elastic", "keras"]
 _names, _get, _ = forward(__name__, "tutti.hvd.tensorflow")
 __all__ = [name for name in _names if name not in _own]  # pyright: ignore[reportUnsupportedDunderAll]
