@@ -14,7 +14,7 @@ from typing import Any
 
 DEADLINE_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tutti.train.run", "sklearn.datasets", "tensorflow", "ranks"])
+_context.set_forkserver_preload(["torch", "tutti.train.run", "tensorflow", "ranks"])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 

@@ -9,6 +9,7 @@ class TuttiError(Exception):
 
     exit_code = 2
     agreed = False  # every rank raises it, so that rank 0 speaks for all
+    told = False  # another rank tells the user
 
 
 class ConfigError(TuttiError):
@@ -41,6 +42,18 @@ class DeadlineError(TuttiError):
     """Some ranks did not arrive in time."""
 
     exit_code = 1
+
+
+class Interrupted(TuttiError):
+    """The run was stopped from outside after it had saved: start it again."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class RankLost(TuttiError):
+    """Other ranks are gone or out of reach: starting again may help."""
+
+    exit_code = 76
 
 
 def nearest(given: str, choices: Iterable[str]) -> str:

@@ -114,7 +114,8 @@ def test_each_launcher_says_who_this_rank_is(env: Env, found: tuple[object, ...]
 def test_torchrun_gives_the_port_and_a_port_in_the_environment_is_taken_by_all() -> None:
     assert discover(torchrun(0, 2, 0, 2)).port == 29501
     for env in (open_mpi(0, 2, 0, 2), hydra(0, 2, 0, 2), pals(0, 2, 0, 2), slurm(0, 2, 0, "2")):
-        assert discover(env | {"MASTER_PORT": "4711"}).port == 4711
+        given = discover(env | {"MASTER_PORT": "4711"})
+        assert (given.port, given.key) == (4711, None)
 
 
 def test_a_script_that_sets_torchruns_variables_may_leave_out_the_sizes_of_the_host() -> None:
@@ -123,9 +124,28 @@ def test_a_script_that_sets_torchruns_variables_may_leave_out_the_sizes_of_the_h
 
 
 def test_older_slurm_without_the_size_of_the_step_gives_that_of_the_job() -> None:
-    env = slurm(1, 2, 1, "2") | {"SLURM_NTASKS": "2"}
+    env = slurm(1, 2, 1, "2") | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2"}
     del env["SLURM_STEP_NUM_TASKS"], env["SLURM_STEP_TASKS_PER_NODE"]
     assert place(discover(env)) == ("Slurm", 1, 2, 1, 2, 0)
+
+
+def test_a_slurm_step_is_never_taken_for_one_on_a_single_host_without_word_of_its_hosts() -> None:
+    env = slurm(1, 2, 0, "1(x2)", node=1)
+    sizes = {key: value for key, value in env.items() if "TASKS_PER_NODE" not in key}
+    assert refusal(sizes) == (
+        "SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE is not set, "
+        "although the other variables of its launcher are."
+    )
+    hosts = {key: value for key, value in env.items() if "NODELIST" not in key}
+    assert refusal(hosts) == "SLURM_STEP_NODELIST is not set, although the other variables of its launcher are."
+
+
+@pytest.mark.parametrize(("sizes", "node"), [("3", 0), ("1(x3)", 1), ("2", 1), ("1", 0)])
+def test_sizes_that_do_not_fit_the_step_are_refused(sizes: str, node: int) -> None:
+    assert refusal(slurm(1, 2, 0, sizes, node=node)) == (
+        f"Slurm says SLURM_STEP_TASKS_PER_NODE={sizes} and host number {node} in a step of 2 ranks: expected "
+        "sizes of all hosts that add up to it. Check for variables left over from another launcher."
+    )
 
 
 def test_a_slurm_batch_script_is_no_rank() -> None:
@@ -148,36 +168,43 @@ def test_other_forms_of_sizes_are_refused(text: str) -> None:
         tasks_per_node(text)
 
 
-def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A PATH on which only this scontrol is found."""
-    program = folder / "scontrol"
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-
-
-def test_the_first_host_comes_from_the_list_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = '[ "$1 $2 $3" = "show hostnames gpu[3-4],cpu1" ] && echo gpu3 && echo gpu4 && echo cpu1'
-    scontrol(tmp_path, monkeypatch, hosts)
-    env = slurm(2, 3, 0, "1(x3)", node=2) | {"SLURM_STEP_NODELIST": "gpu[3-4],cpu1", "SLURM_NODELIST": "gpu[1-9]"}
-    assert discover(env).address == "gpu3"
-    env = env | {"SLURM_NODELIST": "gpu[3-4],cpu1"}
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node7", "node7"),
+        ("gpu[3-4],cpu1", "gpu3"),
+        ("gpu-a[007-128,200]", "gpu-a007"),
+        ("n[5,9]", "n5"),
+        ("rack[1-2]n[03-04].cluster", "rack1n03.cluster"),
+        ("login1,gpu[1-2]", "login1"),
+    ],
+)
+def test_the_first_host_of_slurms_short_form_is_found(hosts: str, first: str) -> None:
+    env = slurm(2, 3, 0, "1(x3)", node=2)
+    assert discover(env | {"SLURM_STEP_NODELIST": hosts, "SLURM_NODELIST": "other[1-9]"}).address == first
     del env["SLURM_STEP_NODELIST"]
-    assert discover(env).address == "gpu3"
+    assert discover(env | {"SLURM_NODELIST": hosts}).address == first
 
 
-@pytest.mark.parametrize("program", [None, "exit 1", "true"])
-def test_hosts_that_scontrol_cannot_list_are_refused_with_a_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if program:
-        scontrol(tmp_path, monkeypatch, program)
-    env = slurm(2, 4, 0, "2(x2)", node=1) | {"SLURM_STEP_NODELIST": "gpu[3-4]"}
-    message = refusal(env)
-    assert message.startswith("the first host of SLURM_STEP_NODELIST='gpu[3-4]' cannot be found with scontrol: ")
-    assert message.endswith("Set MASTER_ADDR to its name.")
+@pytest.mark.parametrize("hosts", ["gpu[3-4", "gpu[]", ",gpu1", "gpu 1", "gpu[1-2]]"])
+def test_lists_of_hosts_in_no_known_form_are_refused_with_a_way_out(hosts: str) -> None:
+    env = slurm(2, 4, 0, "2(x2)", node=1) | {"SLURM_STEP_NODELIST": hosts}
+    assert refusal(env) == (
+        f"the list of hosts {hosts!r}: expected Slurm's form, such as 'n[1-4],m1'. Set MASTER_ADDR to the first host."
+    )
     assert discover(env | {"MASTER_ADDR": "gpu3"}).address == "gpu3"
+
+
+def test_under_mpirun_rank_0_is_on_the_first_host_of_the_job_and_not_of_the_daemons_step() -> None:
+    daemon = slurm(0, 3, 0, "1(x3)") | {"SLURM_STEP_NODELIST": "n[2-4]", "SLURM_JOB_NODELIST": "n[1-4]"}
+    assert discover(daemon | open_mpi(2, 8, 0, 2)).address == "n1"
+
+
+def test_under_hydra_rank_0_is_on_the_first_host_of_the_daemons_step() -> None:
+    daemon = slurm(0, 2, 0, "1(x2)") | {"SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_NODELIST": "n[1-4]"}
+    assert discover(daemon | hydra(2, 4, 0, 2)).address == "n3"
+    without_step = {key: value for key, value in daemon.items() if "STEP" not in key}
+    assert discover(without_step | hydra(2, 4, 0, 2)).address == "n1"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +271,6 @@ def test_two_launchers_that_disagree_are_refused(env: Env, first: str, second: s
         (pals(0, 2, 0, 4) | {"MASTER_ADDR": "here"}, "MPICH says 4 ranks on this host, but 2 in all."),
         (slurm(3, 2, 0, "2"), "Slurm says rank 3 of 2: expected 0 to 1."),
         (slurm(0, 2, 1, "1(x2)"), "Slurm says local rank 1 of 1: expected 0 to 0."),
-        (slurm(0, 2, 0, "3"), "Slurm says 3 ranks on this host, but 2 in all."),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(env: Env, message: str) -> None:
@@ -292,8 +318,8 @@ def test_a_variable_that_its_launcher_should_have_set_is_named(env: Env, missing
 @pytest.mark.parametrize(("env", "launcher"), [(open_mpi(2, 4, 0, 2), "Open MPI"), (hydra(2, 4, 0, 2), "MPICH")])
 def test_several_hosts_without_word_of_the_first_are_refused(env: Env, launcher: str, tmp_path: Path) -> None:
     assert refusal(env) == (
-        f"{launcher} has started ranks on several hosts and none of MASTER_ADDR and PBS_NODEFILE says where rank 0 is. "
-        "Set MASTER_ADDR to the name of the first host."
+        f"{launcher} has started ranks on several hosts and none of MASTER_ADDR, PBS_NODEFILE and SLURM_JOB_NODELIST "
+        "says where rank 0 is. Set MASTER_ADDR to the name of its host."
     )
     hosts = tmp_path / "hosts"
     hosts.write_text("first.cluster\nsecond.cluster\n")
@@ -303,6 +329,9 @@ def test_several_hosts_without_word_of_the_first_are_refused(env: Env, launcher:
 def test_a_list_of_hosts_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
     message = refusal(open_mpi(2, 4, 0, 2) | {"PBS_NODEFILE": str(tmp_path / "absent")})
     assert "absent" in message and "MASTER_ADDR" in message
+    (tmp_path / "empty").write_text("")
+    message = refusal(open_mpi(2, 4, 0, 2) | {"PBS_NODEFILE": str(tmp_path / "empty")})
+    assert message.endswith("names no host in its first line. Set MASTER_ADDR to the first host.")
 
 
 def test_every_rank_of_a_job_derives_the_same_port_and_another_job_another() -> None:
@@ -310,6 +339,7 @@ def test_every_rank_of_a_job_derives_the_same_port_and_another_job_another() -> 
         [slurm(r, 4, r % 2, "2(x2)", node=r // 2, job=job, step=step) for r in range(4)]
         for job, step in (("7", "0"), ("7", "1"), ("8", "0"))
     ]
+    jobs += [[env | {"SLURM_RESTART_COUNT": "1"} for env in jobs[0]]]
     jobs += [[open_mpi(r, 4, r, 4, job=job) for r in range(4)] for job in ("prterun-a-17@1", "prterun-a-18@1")]
     jobs += [[pals(r, 4, r, 4, job=job) for r in range(4)] for job in ("one", "two")]
     jobs += [
@@ -317,6 +347,8 @@ def test_every_rank_of_a_job_derives_the_same_port_and_another_job_another() -> 
     ]
     ports = [{discover(env).port for env in job} for job in jobs]
     assert all(len(found) == 1 for found in ports)
+    keys = [{discover(env).key for env in job} for job in jobs]
+    assert all(len(found) == 1 for found in keys) and len({key for found in keys for key in found}) == len(jobs)
     numbers = [port for found in ports for port in found if port]
     assert len(set(numbers)) == len(jobs)
     assert all(1024 < port < 32_768 for port in numbers)

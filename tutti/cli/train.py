@@ -12,12 +12,12 @@ from typing import Any
 from tutti.checkpoint.manifest import find_latest
 from tutti.config.load import Resolved, resolve
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, LaunchError, TuttiError
+from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
 from tutti.launch import local
 from tutti.launch.failure import Failure, describe, leave_note, quote
 from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.records.record import Record
-from tutti.records.runs import find_runs
+from tutti.records.runs import find_runs, read_state
 from tutti.runtime.discovery import discover
 from tutti.runtime.placement import Placement
 
@@ -28,21 +28,32 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
     """Train a recipe on ranks started here, or as one of those already started."""
     placement = _place(ranks)
     local.make_importable(recipe)
-    config = resolve(recipe, overrides).config
-    checkpoint = None
-    if resume is not None:
-        checkpoint = find_checkpoint(resume, config.out, config.recipe)
-        config = _resumed(recipe, checkpoint, overrides).config
+    folder, checkpoint = None, None
+    if (Path(recipe) / "config.yaml").is_file():
+        folder, checkpoint = _begun_run(Path(recipe), resume)
+        if read_state(folder) == "finished":
+            if placement.rank == 0:
+                print(f"the run in {folder.path} is finished: nothing is left to do")
+            return
+        config = resolve(str(folder.config), overrides).config
+    else:
+        config = resolve(recipe, overrides).config
+        if resume is not None:
+            checkpoint = find_checkpoint(resume, config.out, config.recipe)
+            config = _resumed(recipe, checkpoint, overrides).config
     if ranks is None or ranks == 1 or _is_rank(placement):
-        _train_as_rank(config, placement, checkpoint)
+        _train_as_rank(config, placement, folder or _given_folder(), checkpoint)
         return
     _check(config, ranks)
+    more = []
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
         more = [*overrides, "--resume", str(checkpoint)]
+    elif folder:
+        more = overrides
     else:
         check_writable(config.out)
-        folder, more = create_folder(config.out, config.recipe, ranks), []
+        folder = create_folder(config.out, config.recipe, ranks)
         write_config(folder, config.as_yaml())
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
     _finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads))
@@ -64,6 +75,15 @@ def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     if failure is None:
         print(f"run folder: {folder.path}")
     _finish(folder, failure)
+
+
+def _begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
+    """A run folder to go on in, and its newest checkpoint if it has come to one."""
+    if resume is not None:
+        raise CheckpointError(f"--resume {resume}: the run in {path} goes on from its newest checkpoint. Leave it out.")
+    folder = RunFolder(path)
+    has_saved = (folder.checkpoints / "latest").is_file()
+    return folder, find_latest(folder.checkpoints) if has_saved else None
 
 
 def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
@@ -125,9 +145,8 @@ def _given_folder() -> RunFolder | None:
     return RunFolder(Path(path)) if path else None
 
 
-def _train_as_rank(config: RunConfig, placement: Placement, checkpoint: Path | None) -> None:
-    folder = _given_folder()
-    if folder:
+def _train_as_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> None:
+    if _given_folder():
         local.end_with_parent()
 
     def work() -> Any:
@@ -173,7 +192,8 @@ def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
             _leave(0)
         del outcome
     except TuttiError as error:
-        _tell(describe(placement.rank, error, error.exit_code, said=True), silent=error.agreed and placement.rank > 0)
+        silent = error.told or (error.agreed and placement.rank > 0)
+        _tell(describe(placement.rank, error, error.exit_code, said=True), silent)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -188,7 +208,7 @@ def _tell(failure: Failure, silent: bool = False) -> None:
         leave_note(Path(notes), failure)
     elif failure.said:
         if not silent:
-            print(f"error: {failure.text}", file=sys.stderr)
+            print(failure.sentence(), file=sys.stderr)
     elif failure.consequence:
         print(f"error: {who} ends: it lost contact with another rank ({failure.text})", file=sys.stderr)
     else:
@@ -212,8 +232,8 @@ def _finish(folder: RunFolder, failure: Failure | None) -> None:
     """The launcher's last word."""
     if failure is None:
         return
-    print(f"error: {failure.message(folder)}", file=sys.stderr)
-    if folder.record.exists():
+    print(failure.message(folder), file=sys.stderr)
+    if folder.record.exists() and failure.exit_code != Interrupted.exit_code:
         with contextlib.suppress(OSError):
             Record.open(folder.record).end("failed", failure=failure.text)
     if folder.path.exists():

@@ -109,3 +109,6 @@ class RuntimeConfig(Section):
     deterministic: Switch = False  # on a GPU, only kernels that give the same bits each time; slower
     start_timeout_seconds: Positive = 300.0
     timeout_seconds: Positive = 600.0
+    margin_seconds: NonNegative = 30.0  # before the end of the allocation, besides what a checkpoint takes
+    straggler_factor: Positive = 1.5  # a rank that computes this much longer than the others is named
+    binding: Literal["none", "compact", "spread"] = "none"  # cores of the host to ranks

@@ -23,6 +23,7 @@ from tutti.records.journal import Journal, rewind
 from tutti.records.screen import Screen
 from tutti.runtime.group import Group
 from tutti.runtime.placement import Placement
+from tutti.runtime.watch import Watch
 from tutti.train.check import check_best
 from tutti.train.resume import agreed, check_samples, verified_on_first
 
@@ -38,13 +39,13 @@ class Pieces:
     valid_data: Any
 
 
-def build_job(config: RunConfig, group: Group, folder: RunFolder, resume: Path | None) -> Job:
+def build_job(config: RunConfig, group: Group, watch: Watch, folder: RunFolder, resume: Path | None) -> Job:
     """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
     agreed(group, config.data.prepare if group.is_first else lambda: None)
     pieces = agreed(group, functools.partial(build_pieces, config, group.placement))
     manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
-    if manifest and group.is_first:
-        rewind(folder, manifest.step)
+    if group.is_first:
+        rewind(folder, manifest.step if manifest else -1)
     group.barrier("the start of training")
     plan, data = pieces.plan, pieces.train_data
     screen = None
@@ -54,7 +55,8 @@ def build_job(config: RunConfig, group: Group, folder: RunFolder, resume: Path |
     journal = Journal(folder, screen, config.log.tensorboard)
     prefetch = config.data.prefetch or 0
     loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, CPU, config.data.workers, prefetch)
-    job = Job(config, plan, pieces.schedule, group, folder, journal, pieces.network, loader, pieces.valid_data)
+    network, valid_data = pieces.network, pieces.valid_data
+    job = Job(config, plan, pieces.schedule, group, folder, journal, network, loader, valid_data, watch)
     if resume and manifest:
         job.restore(resume, manifest)
     return job

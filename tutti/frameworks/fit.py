@@ -20,9 +20,11 @@ class BetweenSteps(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._job.after_step(float((logs or {})["loss"]))  # collective where a log window ends
+        if not self._job.goes_on():
+            self._job.network.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._job.feed.error is None:
+        if self._job.feed.error is None and self._job.epoch_ends:
             self._job.finish_epoch()  # collective: validation, the checkpoint
 
 
@@ -32,7 +34,7 @@ def train(job: Job) -> None:
     job.begin()  # collective: the loss before the first step, and validation
     per_epoch = job.plan.steps_per_epoch
     batches = job.feed.arrays()
-    while job.step < job.plan.total_steps and job.feed.error is None:
+    while job.step < job.plan.total_steps and job.feed.error is None and job.goes_on():
         done, whole_epochs = job.step % per_epoch, job.plan.epochs - job.step // per_epoch
         # A run that goes on inside an epoch ends that one first.
         steps, epochs = (per_epoch - done, 1) if done else (per_epoch, whole_epochs)
@@ -40,4 +42,5 @@ def train(job: Job) -> None:
         job.network.model.fit(
             batches, steps_per_epoch=steps, epochs=epochs, shuffle=False, verbose=0, callbacks=between
         )
+    job.hand_over()  # collective where the run was stopped before its end: the checkpoint
     job.end()  # collective

@@ -1,6 +1,7 @@
 """A run in Keras or TensorFlow made ready on one rank: where it stands, and what happens between its steps."""
 
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,12 @@ from tutti.records.journal import Journal
 from tutti.records.metrics import LineLog
 from tutti.records.screen import show_number
 from tutti.runtime.group import Group
+from tutti.runtime.watch import Watch
 from tutti.train.clock import Clock
 from tutti.train.finite import check_finite
 from tutti.train.skipped import SkippedFiles
-from tutti.train.standing import Standing
+from tutti.train.standing import Standing, interruption
+from tutti.train.stragglers import Stragglers
 
 
 class Job(Standing):
@@ -46,7 +49,10 @@ class Job(Standing):
         network: Network,
         loader: Loader,
         valid_data: Any,
+        watch: Watch,
     ) -> None:
+        self.watch = watch
+        self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor)
         self.config, self.plan, self.schedule = config, plan, schedule
         self.group, self.folder, self.journal = group, folder, journal
         self.network, self.valid_data = network, valid_data
@@ -91,6 +97,10 @@ class Job(Standing):
         self.network.seed_dropout(self.config.seed, self.group.rank, self.step)
         self.network.clear()
         self.clock.start()
+
+    def goes_on(self) -> bool:
+        """Whether another step is to be made; all ranks get the same answer."""
+        return self.watch.goes_on(self.step)
 
     def before_step(self) -> None:
         """Set the rate of the step that comes."""
@@ -152,6 +162,7 @@ class Job(Standing):
         """Save from rank 0; a disk that is full costs this checkpoint, not the run."""
         if self._saved_step == self.step:
             return
+        began = time.monotonic()
         with self.clock.paused("checkpoints"):
             self.network.combine_ranks(self.group)
             totals = self._totals()
@@ -165,6 +176,15 @@ class Job(Standing):
             except CheckpointError as error:
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
+        self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
+
+    def hand_over(self) -> None:
+        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
+        if self.step == self.plan.total_steps or self.watch.stop_reason is None:
+            return
+        self.save()
+        self.group.barrier("the end of this part of the run")
+        raise interruption(self.watch.stop_reason, self.step, self.plan.total_steps, self._saved_step, self.folder)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Stand where a checkpoint was saved, on this number of ranks."""

@@ -21,6 +21,7 @@ class EngineGroup(Group):
         self.placement = placement
         self.rank = placement.rank
         self.world_size = placement.world_size
+        self.store, self.hosts = basics.joined().store, basics.joined().hosts
 
     def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
         ops.barrier()

@@ -12,6 +12,7 @@ from tutti.frameworks.machine import prepare
 from tutti.frameworks.ranks import join
 from tutti.records.folder import RunFolder, check_writable
 from tutti.runtime.placement import Placement
+from tutti.runtime.watch import Watch
 from tutti.train.life import Machine, live
 
 
@@ -42,8 +43,12 @@ def run_rank(
     group.agree(error)
     from tutti.frameworks.build import build_job  # now that Keras is set up
 
-    build = functools.partial(build_job, config, group)
-    folder, job = live(config, group, machine, folder, resume, build, _loop(config), _facts)
+    watch = Watch(placement, group.store, group.hosts, config.runtime)
+    try:
+        build = functools.partial(build_job, config, group, watch)
+        folder, job = live(config, group, watch, machine, folder, resume, build, _loop(config), _facts)
+    finally:
+        watch.close()
     group.leave()
     return Outcome(folder, job.results, job.samples_per_second, job.network.core)
 

@@ -30,6 +30,8 @@ def train(job: Job) -> None:
     job.begin()  # collective: the loss before the first step, and validation
     is_first = True
     for images, labels in job.feed.arrays():
+        if not job.goes_on():
+            break
         job.before_step()
         loss = step(tf.constant(images), tf.constant(labels))
         if is_first:
@@ -38,4 +40,5 @@ def train(job: Job) -> None:
         job.after_step(loss)  # collective where a log window ends
         if job.epoch_ends:
             job.finish_epoch()  # collective: validation, the checkpoint
+    job.hand_over()  # collective where the run was stopped before its end: the checkpoint
     job.end()  # collective

@@ -99,6 +99,13 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         raise problem
 
 
+def joined() -> Group:
+    """The ranks that have met, with the store at which they have."""
+    if _group is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return _group
+
+
 def shutdown() -> None:
     """End the job on all ranks; safe when there is none."""
     global _job, _group, _connections, _broken, _generation

@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tutti.errors import Interrupted, RankLost
 from tutti.records.folder import RunFolder
 from tutti.records.output import last_lines
 
@@ -28,14 +29,18 @@ class Failure:
     said: bool  # the text is a whole message for the user; otherwise the log's last lines belong to it
     consequence: bool
 
+    def sentence(self) -> str:
+        """The text, marked as an error unless the run was only stopped."""
+        return self.text if self.exit_code == Interrupted.exit_code else f"error: {self.text}"
+
     def message(self, folder: RunFolder) -> str:
         """What the screen shows."""
         if self.said:
-            return self.text
+            return self.sentence()
         log = folder.log(self.rank)
         lines = last_lines(log)
         tail = f"Last lines of {log}:{quote(lines)}" if lines else f"It has written nothing to {log}"
-        return f"rank {self.rank} on host {self.host} failed: {self.text}. {tail}"
+        return f"error: rank {self.rank} on host {self.host} failed: {self.text}. {tail}"
 
 
 def quote(lines: list[str]) -> str:
@@ -46,8 +51,15 @@ def quote(lines: list[str]) -> str:
 def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Failure:
     """A failure of this process."""
     text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
-    consequence = not said and isinstance(error, RuntimeError | ConnectionError) and bool(_CONSEQUENCE.search(text))
+    lost = isinstance(error, RankLost) or getattr(error, "told", False)
+    consequence = lost or (not said and is_consequence(error))
     return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error is what a rank meets when another one is gone."""
+    text = f"{type(error).__name__}: {error}"
+    return isinstance(error, RuntimeError | ConnectionError) and bool(_CONSEQUENCE.search(text))
 
 
 def leave_note(folder: Path, failure: Failure) -> None:

@@ -1,5 +1,6 @@
 """Ranks on this machine, kept by torchrun's elastic agent."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -9,8 +10,9 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
+from types import FrameType
 
-from tutti.errors import LaunchError
+from tutti.errors import Interrupted, LaunchError
 from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
@@ -59,6 +61,7 @@ def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: in
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=agent_folder),
         )
+        handler = signal.signal(signal.SIGUSR1, _pass_on)
         try:
             elastic_launch(config, sys.executable)("-u", *arguments)
         except ChildFailedError as error:
@@ -67,8 +70,21 @@ def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: in
             unnoted = [from_exit_code(r, f.exitcode) for r, f in error.failures.items() if r not in ranks]
             return first_cause(noted + unnoted)
         except SignalException as error:
+            saved = [note for note in read_notes(Path(agent_folder)) if note.exit_code == Interrupted.exit_code]
+            if saved:
+                return saved[0]
             raise SystemExit(128 + error.sigval) from None
+        finally:
+            signal.signal(signal.SIGUSR1, handler)
     return None
+
+
+def _pass_on(number: int, _: FrameType | None) -> None:
+    """Send a signal on to the ranks, which are the children of this process."""
+    for thread in Path("/proc/self/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), number)
 
 
 def launch_line() -> str:

@@ -43,6 +43,10 @@ class RunFolder:
     def curves(self) -> Path:
         return self.path / "curves.png"
 
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 

@@ -38,6 +38,12 @@ def _seconds(started: str) -> float:
         return 0.0
 
 
+def read_state(folder: RunFolder) -> str | None:
+    """The state of the run in a folder; None where it has none yet."""
+    content = read_record(folder.record)
+    return None if content is None else state_of(content)
+
+
 def summarise(folder: RunFolder) -> RunSummary | None:
     """One run's row, or None where its record cannot be read."""
     content = read_record(folder.record)

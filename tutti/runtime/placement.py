@@ -1,11 +1,14 @@
 """A rank's place in its run, and what every environment reader needs to find it."""
 
+import hashlib
 import os
-import zlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tutti.errors import LaunchError
+from tutti.runtime.door import door_ports
 
 Environment = Mapping[str, str]
 
@@ -22,6 +25,7 @@ class Placement:
     node_rank: int = 0
     address: str | None = None
     port: int | None = None
+    key: str | None = None  # known to the ranks of this job alone; None where the port is given and not derived
 
     def checked(self) -> "Placement":
         """Itself, if its numbers agree with each other."""
@@ -53,41 +57,64 @@ def number(env: Environment, *names: str, default: int | None = None) -> int:
     return default
 
 
-def job_port(env: Environment, job: str) -> int:
-    """MASTER_PORT, else a port that every rank of a job derives alike, below those that the system hands out."""
-    return number(env, "MASTER_PORT", default=15_000 + zlib.crc32(job.encode()) % 16_000)
+def job_door(env: Environment, job: str) -> tuple[int, str | None]:
+    """MASTER_PORT, else the first port and the key that every rank of a job derives alike."""
+    if "MASTER_PORT" in env:
+        return number(env, "MASTER_PORT"), None
+    key = hashlib.sha256(f"{os.getuid()} {job}".encode()).hexdigest()[:16]
+    return door_ports(key)[0], key
 
 
-def meeting_address(env: Environment, launcher: str, one_host: bool) -> str:
+def meeting_address(env: Environment, launcher: str, one_host: bool, slurm_list: str) -> str:
     """The host of rank 0 as far as the environment tells; never a guess."""
     if address := env.get("MASTER_ADDR"):
         return address
     if one_host:
         return "127.0.0.1"
     if path := env.get("PBS_NODEFILE"):
-        try:
-            with open(path) as hosts:
-                return hosts.readline().strip()
-        except OSError as error:
-            raise LaunchError(
-                f"PBS_NODEFILE={path!r} cannot be read: {error.strerror}. Set MASTER_ADDR to the first host."
-            ) from error
+        return _first_line(path)
+    if hosts := env.get(slurm_list) or env.get("SLURM_JOB_NODELIST"):
+        return first_host(hosts)
     raise LaunchError(
-        f"{launcher} has started ranks on several hosts and none of MASTER_ADDR and PBS_NODEFILE says where rank 0 is. "
-        "Set MASTER_ADDR to the name of the first host."
+        f"{launcher} has started ranks on several hosts and none of MASTER_ADDR, PBS_NODEFILE and SLURM_JOB_NODELIST "
+        "says where rank 0 is. Set MASTER_ADDR to the name of its host."
     )
 
 
-def ancestor(name: str) -> int:
-    """The process id of the nearest ancestor with a name, else of the parent."""
+def first_host(hosts: str) -> str:
+    """The first of Slurm's short form of host names: 'gpu[03-04,7],login1' begins with gpu03."""
+    match = re.match(r"(?:[\w.-]|\[\w+(?:-\w+)?(?:,\w+(?:-\w+)?)*\])+(?=,|$)", hosts)
+    if not match:
+        raise LaunchError(
+            f"the list of hosts {hosts!r}: expected Slurm's form, such as 'n[1-4],m1'. "
+            "Set MASTER_ADDR to the first host."
+        )
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", match[0])
+
+
+def _first_line(path: str) -> str:
+    """The first host of PBS' file."""
+    try:
+        with open(path) as hosts:
+            first = hosts.readline().strip()
+    except OSError as error:
+        raise LaunchError(
+            f"PBS_NODEFILE={path!r} cannot be read: {error.strerror}. Set MASTER_ADDR to the first host."
+        ) from error
+    if not first:
+        raise LaunchError(f"PBS_NODEFILE={path!r} names no host in its first line. Set MASTER_ADDR to the first host.")
+    return first
+
+
+def ancestor(name: str) -> list[str] | None:
+    """The command line of the nearest ancestor with a name, its process id first."""
     process = os.getppid()
     while process > 1:
         try:
-            with open(f"/proc/{process}/stat") as file:
-                words = file.read().rpartition(")")
+            words = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+            if name.startswith(words[0].partition("(")[2]):
+                return [str(process), *Path(f"/proc/{process}/cmdline").read_text().split("\0")]
         except OSError:
-            break
-        if name.startswith(words[0].partition("(")[2]):
-            return process
+            return None
         process = int(words[2].split()[1])
-    return os.getppid()
+    return None

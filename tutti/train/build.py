@@ -26,6 +26,7 @@ from tutti.records.screen import Screen
 from tutti.runtime.device import applies
 from tutti.runtime.group import Group
 from tutti.runtime.placement import Placement
+from tutti.runtime.watch import Watch
 from tutti.train.check import check_best
 from tutti.train.job import Job
 from tutti.train.learner import Learner
@@ -61,14 +62,20 @@ class Pieces:
 
 
 def build_job(
-    config: RunConfig, objects: Objects, group: Group, device: torch.device, folder: RunFolder, resume: Path | None
+    config: RunConfig,
+    objects: Objects,
+    group: Group,
+    watch: Watch,
+    device: torch.device,
+    folder: RunFolder,
+    resume: Path | None,
 ) -> Job:
     """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
     agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
     pieces = agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
     manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
-    if manifest and group.is_first:
-        rewind(folder, manifest.step)
+    if group.is_first:
+        rewind(folder, manifest.step if manifest else -1)
     group.barrier("the start of training")
     screen = None
     if group.is_first:
@@ -76,7 +83,7 @@ def build_job(
         first_step = manifest.step if manifest else 0
         screen = Screen(pieces.plan.total_steps, config.epochs, group.world_size, first_step, live)
     journal = Journal(folder, screen, config.log.tensorboard)
-    learner = Learner(config, pieces.plan, group, device, pieces.model, pieces.criterion, pieces.optimizer)
+    learner = Learner(config, pieces.plan, group, device, pieces.model, pieces.criterion, pieces.optimizer, watch.at)
     order = SampleOrder(pieces.plan, config.seed)
     prefetch = _prefetch(config, device)
     job = Job(
@@ -91,6 +98,7 @@ def build_job(
         schedule=pieces.schedule,
         loader=Loader(pieces.train_data, pieces.plan, order, group.rank, device, config.data.workers, prefetch),
         valid_data=pieces.valid_data,
+        watch=watch,
     )
     if resume and manifest:
         job.restore(resume, manifest)

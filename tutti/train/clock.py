@@ -24,6 +24,11 @@ class Clock:
     def wait_ended(self, began: float) -> None:
         self._waited += time.perf_counter() - began
 
+    @property
+    def waited(self) -> float:
+        """Seconds of this window spent waiting for data so far."""
+        return self._waited
+
     @contextmanager
     def paused(self, what: str) -> Iterator[None]:
         """Leave out what is not training, and add it up by its name."""

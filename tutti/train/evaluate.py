@@ -1,5 +1,6 @@
 """Validation: every sample once, whatever the number of ranks, with means weighted by samples."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +15,16 @@ from tutti.train.meters import Meter, Metrics, count_samples
 
 @torch.no_grad()
 def evaluate(
-    learner: Learner, metrics: Metrics, data: Any, config: RunConfig, plan: Plan, group: Group, device: torch.device
+    learner: Learner,
+    metrics: Metrics,
+    data: Any,
+    config: RunConfig,
+    plan: Plan,
+    group: Group,
+    device: torch.device,
+    goes_on: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """The means of loss and metrics over a dataset; every rank enters."""
+    """The means of loss and metrics over a dataset, with word after every batch; every rank enters."""
     learner.statistics.combine_ranks()
     learner.model.eval()
     meter = Meter(metrics, device)
@@ -28,5 +36,6 @@ def evaluate(
         outputs, loss = learner.predict(inputs, targets, is_full=samples == per_rank_batch)
         meter.add_loss(loss, samples)
         meter.add_metrics(outputs, targets, samples)
+        goes_on()
     learner.model.train()
     return meter.means(meter.totals(group))

@@ -1,5 +1,6 @@
 """A run made ready on one rank: where it stands, and what happens between its steps."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,16 @@ from tutti.records.folder import RunFolder
 from tutti.records.journal import Journal
 from tutti.records.metrics import LineLog
 from tutti.runtime.group import Group
+from tutti.runtime.watch import Watch
+from tutti.runtime.whereabouts import Phase
 from tutti.train.clock import Clock
 from tutti.train.evaluate import evaluate
 from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
 from tutti.train.skipped import SkippedFiles
-from tutti.train.standing import Standing
+from tutti.train.standing import Standing, interruption
+from tutti.train.stragglers import Stragglers
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Job(Standing):
     schedule: Schedule
     loader: Loader
     valid_data: Any
+    watch: Watch
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +62,7 @@ class Job(Standing):
         datasets = (self.loader.dataset, self.valid_data)
         self._skipped = SkippedFiles(datasets, self.folder.log(self.group.rank), self.group, self.journal)
         self.clock = Clock()
+        self.stragglers = Stragglers(self.group.hosts, self.config.runtime.straggler_factor)
         self._ledger = LineLog(self.folder.ledger(self.group.rank)) if self.config.log.ledger else None
 
     # What the run is made of.
@@ -94,7 +100,8 @@ class Job(Standing):
     def batches(self) -> Iterator[RankBatch]:
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
         self.clock.start()
-        while True:
+        while self.watch.goes_on(self.step):
+            self.watch.at(Phase.BATCH, self.step + 1)
             began = self.clock.wait_began()
             batch = next(self._batches, None)
             self.clock.wait_ended(began)
@@ -112,12 +119,14 @@ class Job(Standing):
 
     def update_weights(self) -> None:
         """One step of the optimizer at the schedule's rate."""
+        self.watch.at(Phase.UPDATE, self.step + 1)
         self.learner.update_weights(self.schedule.lr_at(self.step))
         self.step += 1
 
     def log(self) -> None:
         """Tell the means of the window that ends here; every rank enters."""
-        totals = self._window.totals(self.group)
+        self.watch.at(Phase.LOG, self.step)
+        totals = self._window.totals(self.group, self._own_seconds)
         values = self._window.means(totals)
         self._check_finite(values["loss"])
         steps = len(self._losses)
@@ -128,6 +137,8 @@ class Job(Standing):
         seconds, waited = self.clock.lap()
         self._epoch_seconds += seconds
         self._epoch_steps += steps
+        for line in self.stragglers.compare(totals[-self.group.world_size :], steps, seconds, self.step):
+            self.journal.say(line)
         self.journal.write(
             "step",
             step=self.step,
@@ -163,7 +174,11 @@ class Job(Standing):
         """The validation metrics, where the run has validation data; every rank enters."""
         if self.valid_data is None:
             return {}
-        means = evaluate(self.learner, self.metrics, self.valid_data, self.config, self.plan, self.group, self.device)
+        data = self.valid_data
+        self.watch.at(Phase.VALIDATION, self.step)
+        means = evaluate(
+            self.learner, self.metrics, data, self.config, self.plan, self.group, self.device, self._validates
+        )
         self._skipped.log()
         self._skipped.check_some_left(means, len(self.valid_data))
         return {f"valid_{name}": value for name, value in means.items()}
@@ -172,6 +187,8 @@ class Job(Standing):
         """Save on all ranks; a disk that is full costs this checkpoint, not the run."""
         if self._saved_step == self.step:
             return
+        self.watch.at(Phase.CHECKPOINT, self.step)
+        began = time.monotonic()
         with self.clock.paused("checkpoints"):
             self.learner.statistics.combine_ranks()
             totals = self._window.totals(self.group)
@@ -192,6 +209,16 @@ class Job(Standing):
             except CheckpointError as error:
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
+        self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
+
+    def hand_over(self) -> None:
+        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
+        self.watch.rests()
+        if self.step == self.plan.total_steps:
+            return
+        self.save()
+        self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
+        raise interruption(self.watch.stop_reason, self.step, self.plan.total_steps, self._saved_step, self.folder)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Stand where a checkpoint was saved, on this number of ranks."""
@@ -230,6 +257,15 @@ class Job(Standing):
                 "skipped": self._skipped.names,
             },
         )
+
+    def _own_seconds(self) -> list[float]:
+        """What this rank took for itself since the last log, at its place in a row of zeros."""
+        row = [0.0] * self.group.world_size
+        row[self.group.rank] = self.learner.own.lap() + self.clock.waited
+        return row
+
+    def _validates(self) -> None:
+        self.watch.at(Phase.VALIDATION, self.step)
 
     def _check_finite(self, loss: float) -> None:
         check_finite(loss, self._losses, self.step, self.plan, self.config.seed, self.group)

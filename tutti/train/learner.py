@@ -16,7 +16,9 @@ from tutti.parallel.ddp import silence, spread
 from tutti.runtime.device import applies
 from tutti.runtime.group import Group
 from tutti.runtime.seeds import seed_pass
+from tutti.runtime.whereabouts import Phase
 from tutti.train.meters import Meter
+from tutti.train.stragglers import OwnTime
 
 
 class Pass(nn.Module):
@@ -47,7 +49,10 @@ class Learner:
         model: nn.Module,
         criterion: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer,
+        at: Callable[[Phase, int], None] = lambda *_: None,
     ) -> None:
+        self.own = OwnTime(device)
+        self._at = at  # who is told where a step is
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
@@ -74,8 +79,10 @@ class Learner:
             seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
-                with self.autocast():
+                self._at(Phase.FORWARD, batch.step + 1)
+                with self.autocast(), self.own.measured():
                     outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
+                self._at(Phase.BACKWARD, batch.step + 1)
                 if self._graphs:  # the next pass writes over what this one gave
                     outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()

@@ -6,14 +6,14 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tutti.config.framework import keras_backend
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.errors import TuttiError
+from tutti.errors import Interrupted, TuttiError
 from tutti.launch.local import launch_line
 from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder, create_folder, write_config
@@ -22,7 +22,9 @@ from tutti.records.journal import Journal
 from tutti.records.output import Tee, captured_output
 from tutti.records.record import Record
 from tutti.runtime.group import Group
+from tutti.runtime.watch import Watch
 from tutti.train.clock import Clock
+from tutti.train.stragglers import Stragglers
 
 
 class Running(Protocol):
@@ -36,6 +38,7 @@ class Running(Protocol):
     step: int
     results: dict[str, float]
     samples_per_second: float | None
+    stragglers: Stragglers
 
     @property
     def parameters(self) -> int: ...
@@ -55,12 +58,15 @@ class Machine:
     threads: int
 
 
+_STATES = {KeyboardInterrupt: "stopped", Interrupted: "interrupted"}
+
 JobType = TypeVar("JobType", bound=Running)
 
 
 def live(
     config: RunConfig,
     group: Group,
+    watch: Watch,
     machine: Machine,
     folder: RunFolder | None,
     resume: Path | None,
@@ -70,9 +76,10 @@ def live(
 ) -> tuple[RunFolder, JobType]:
     """Build a job and train it, with all that is written about it; rank 0 makes the run folder where there is none."""
     folder, is_new = _open_folder(config, group, folder, resume)
+    watch.folder = folder
     with captured_output(folder.log(group.rank), on_screen=group.is_first):
         try:
-            return folder, _live_in(folder, is_new, config, group, machine, resume, build, train, facts)
+            return folder, _live_in(folder, is_new, config, group, watch, machine, resume, build, train, facts)
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
                 _log_traceback()
@@ -84,6 +91,7 @@ def _live_in(
     is_new: bool,
     config: RunConfig,
     group: Group,
+    watch: Watch,
     machine: Machine,
     resume: Path | None,
     build: Callable[[RunFolder, Path | None], JobType],
@@ -102,31 +110,32 @@ def _live_in(
             threads_per_rank=machine.threads,
             resumed_from=str(resume) if resume else None,
         )
-    hosts = group.gather(os.uname().nodename)
     try:
-        job = build(folder, resume)
+        with watch.explained():
+            job = build(folder, resume)
     except TuttiError as error:
         if group.is_first:
             _discard(folder, record, is_new, error)
         raise
     try:
         if group.is_first:
-            record.content["segments"][-1]["hosts"] = hosts
+            record.content["segments"][-1]["hosts"] = group.hosts
             record.content["plan"] = _facts(job)
             record.write()
             write_config(folder, config.as_yaml())
             _announce(job, machine, resume)
-        train(job)
+        with watch.explained():
+            train(job)
     except BaseException as error:
         job.close()
         if group.is_first:
-            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            record.end(state, failure=f"{type(error).__name__}: {error}".split("\n")[0], step=job.step)
+            reason = f"{type(error).__name__}: {error}".split("\n")[0]
+            record.end(_STATES.get(type(error), "failed"), failure=reason, step=job.step, **_slow(job))
         raise
     job.close()
     if group.is_first:
         epochs = summarise_epochs(folder.metrics, group.world_size)
-        record.end("finished", step=job.step, **_results(job), **epochs, **facts(job))
+        record.end("finished", step=job.step, **_results(job), **epochs, **_slow(job), **facts(job))
     return job
 
 
@@ -146,7 +155,7 @@ def _open_folder(
         group.agree(error)
         folder = group.from_first(folder)
     assert folder is not None
-    return folder, True
+    return folder, not (folder.record.exists() or folder.job.exists())
 
 
 def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError) -> None:
@@ -196,6 +205,12 @@ def _facts(job: Running) -> dict[str, object]:
 def _results(job: Running) -> dict[str, Any]:
     seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
     return {"results": job.results, "samples_per_second": job.samples_per_second, "seconds": seconds}
+
+
+def _slow(job: Running) -> dict[str, Any]:
+    """Ranks for which the others have waited."""
+    found = [asdict(slow) for slow in job.stragglers.found.values()]
+    return {"slow_ranks": found} if found else {}
 
 
 def _log_traceback() -> None:

@@ -16,3 +16,4 @@ def train(job: Job) -> None:
             job.finish_epoch()  # collective: validation
         if job.saves_now:
             job.save()  # collective: the checkpoint
+    job.hand_over()  # collective where the run was stopped before its end: the checkpoint that it goes on from

@@ -29,15 +29,16 @@ class Meter:
             for index, metric in enumerate(self._metrics, start=1):
                 self._add(index, torch.as_tensor(metric(outputs, targets)), samples)
 
-    def totals(self, group: Group) -> list[float]:
-        """The sums, then the weights, over all ranks; every rank must enter."""
-        values = torch.cat([torch.stack(self._sums).cpu(), torch.tensor(self._weights, dtype=torch.float64)])
-        return group.sum(values).tolist()
+    def totals(self, group: Group, beside: Callable[[], Sequence[float]] = tuple) -> list[float]:
+        """The sums, then the weights, then what is to be added up beside them; every rank must enter."""
+        sums = torch.stack(self._sums).cpu()  # a GPU has computed all steps now
+        others = torch.tensor([*self._weights, *beside()], dtype=torch.float64)
+        return group.sum(torch.cat([sums, others])).tolist()
 
     def means(self, totals: Sequence[float]) -> dict[str, float]:
         """Totals as means by name; what has not been measured is left out."""
         count = len(self.names)
-        weighted = zip(self.names, totals[:count], totals[count:], strict=True)
+        weighted = zip(self.names, totals[:count], totals[count : 2 * count], strict=True)
         return {name: total / weight for name, total, weight in weighted if weight}
 
     def clear(self) -> None:

@@ -14,6 +14,7 @@ from tutti.records.folder import RunFolder, check_writable
 from tutti.runtime.device import choose_device, set_determinism, set_threads
 from tutti.runtime.group import join
 from tutti.runtime.placement import Placement
+from tutti.runtime.watch import Watch
 from tutti.train.build import Objects, build_job
 from tutti.train.check import check_parts
 from tutti.train.life import Machine, live
@@ -51,15 +52,20 @@ def run_rank(
     except TuttiError as found:
         error = found
     group = join(placement, config.runtime)
+    watch: Watch | None = None
     try:
         group.agree(error)
+        watch = Watch(placement, group.store, group.hosts, config.runtime)
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         machine = Machine(device.type, device_name, threads)
-        build = functools.partial(build_job, config, objects or Objects(), group, device)
-        folder, job = live(config, group, machine, folder, resume, build, train)
+        build = functools.partial(build_job, config, objects or Objects(), group, watch, device)
+        folder, job = live(config, group, watch, machine, folder, resume, build, train)
+        watch.close()
         group.leave()
         return Outcome(folder, job.results, job.samples_per_second, job.learner.model)
     except BaseException:
+        if watch:
+            watch.close()
         _abandon()
         raise
 

@@ -2,6 +2,8 @@
 
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.errors import Interrupted
+from tutti.records.folder import RunFolder
 
 
 class Standing:
@@ -49,3 +51,14 @@ class Standing:
         self._is_best = self._best is None or sign * value > sign * self._best
         if self._is_best:
             self._best = value
+
+
+def interruption(reason: str | None, step: int, total_steps: int, saved_step: int, folder: RunFolder) -> Interrupted:
+    """What a run says that was stopped before its end; every rank says the same, so that rank 0 speaks."""
+    where = "" if saved_step == step else f", but the newest checkpoint is of step {saved_step:,}"
+    where = where if saved_step else ", but there is no checkpoint"
+    error = Interrupted(
+        f"stopped {reason} after step {step:,} of {total_steps:,}{where}. Go on with: tutti train {folder.path}"
+    )
+    error.agreed = True
+    return error

@@ -1,10 +1,9 @@
 """Slurm's srun."""
 
 import re
-import subprocess
 
 from tutti.errors import LaunchError
-from tutti.runtime.placement import Environment, Placement, job_port, number
+from tutti.runtime.placement import Environment, Placement, first_host, job_door, number
 
 NAME = "Slurm"
 
@@ -17,9 +16,9 @@ def is_present(env: Environment) -> bool:
 def read(env: Environment) -> Placement:
     world_size = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     node_rank = number(env, "SLURM_NODEID", default=0)
-    sizes = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
-    local_size = sizes[node_rank] if node_rank < len(sizes) else sizes[-1]
+    local_size = _sizes(env, world_size, node_rank)[node_rank]
     here = "127.0.0.1" if local_size == world_size else None
+    port, key = job_door(env, " ".join(env.get(name, "") for name in _JOB))
     return Placement(
         launcher=NAME,
         rank=number(env, "SLURM_PROCID"),
@@ -28,33 +27,43 @@ def read(env: Environment) -> Placement:
         local_size=local_size,
         node_rank=node_rank,
         address=env.get("MASTER_ADDR") or here or _first_host(env),
-        port=job_port(env, f"{env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}"),
+        port=port,
+        key=key,
     )
 
 
-def tasks_per_node(text: str) -> list[int]:
+def _sizes(env: Environment, world_size: int, node_rank: int) -> list[int]:
+    """Ranks per host; those of the step, which may be another part of the job than its first."""
+    name = next((name for name in _SIZES if name in env), None)
+    if name is None:
+        raise LaunchError(f"{' or '.join(_SIZES)} is not set, although the other variables of its launcher are.")
+    sizes = tasks_per_node(env[name], name)
+    if sum(sizes) != world_size or node_rank >= len(sizes):
+        raise LaunchError(
+            f"Slurm says {name}={env[name]} and host number {node_rank} in a step of {world_size} ranks: expected "
+            "sizes of all hosts that add up to it. Check for variables left over from another launcher."
+        )
+    return sizes
+
+
+def tasks_per_node(text: str, name: str = "SLURM_STEP_TASKS_PER_NODE") -> list[int]:
     """Slurm's short form of sizes: '4(x2),1' is [4, 4, 1]."""
     sizes = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
         if not match:
-            raise LaunchError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected sizes such as '4(x2),1'.")
+            raise LaunchError(f"{name}={text!r}: expected sizes such as '4(x2),1'.")
         sizes += [int(match[1])] * int(match[2] or 1)
     return sizes
 
 
 def _first_host(env: Environment) -> str:
     """The first host of the step; the job's list may name others."""
-    hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
-    if re.fullmatch(r"[\w.-]+", hosts):
-        return hosts
-    try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True, timeout=30
-        )
-        return listed.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError) as error:
-        raise LaunchError(
-            f"the first host of SLURM_STEP_NODELIST={hosts!r} cannot be found with scontrol: {error}. "
-            "Set MASTER_ADDR to its name."
-        ) from error
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if hosts := env.get(name):
+            return first_host(hosts)
+    raise LaunchError("SLURM_STEP_NODELIST is not set, although the other variables of its launcher are.")
+
+
+_SIZES = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")

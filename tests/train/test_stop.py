@@ -1,0 +1,178 @@
+"""Runs that are stopped from outside, get stuck, or wait for a slow rank."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tutti
+from ranks import read_ledger, read_losses, run_ranks, train
+
+from tutti.errors import Interrupted, RankLost, TuttiError
+from tutti.train import job
+
+VALUES: dict[str, Any] = {
+    "recipe": "stop",
+    "data": {"name": "digits", "shift": 1},
+    "model": {"name": "small_cnn", "width": 8, "dropout": 0.3},
+    "optim": {"name": "adamw", "lr": 2e-3},
+    "batch": {"global": 64, "micro": 16},
+    "epochs": 3,
+    "checkpoint": {"every_epochs": None},
+    "log": {"every_steps": 5, "ledger": True, "tensorboard": False},
+}
+NETWORK = """
+import os, time
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.scores = nn.Linear(64, num_classes)
+        self.passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        if os.environ["RANK"] == "1":
+            fall_asleep(self.passes)
+        return self.scores(images.flatten(1))
+
+def fall_asleep(passes):
+    if os.environ["HOW"] == "for ever" and passes > 20:
+        time.sleep(3600)
+    if os.environ["HOW"] == "a little":
+        time.sleep(0.02)
+"""
+
+
+def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[type, str, int]:
+    """Train until a signal to one rank, or the clock, stops the run; the error and the step it gave."""
+    update = job.Job.update_weights
+
+    def update_and_stop(self: job.Job) -> None:
+        update(self)
+        if self.step == at_step and self.group.rank == rank:
+            if how == "clock":
+                self.watch._ends = time.time() + 1
+                os.write(self.watch._wake, b"\0")
+            else:
+                os.kill(os.getpid(), signal.Signals[how])
+        if self.step > at_step:
+            time.sleep(0.02)  # a run of this size would be over before any word could arrive
+
+    job.Job.update_weights = update_and_stop
+    try:
+        train(values)
+    except TuttiError as error:
+        return type(error), str(error), error.exit_code
+    return type(None), "finished", 0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("ranks", "after", "how", "reason"),
+    [
+        (2, 2, "SIGUSR1", "on SIGUSR1"),
+        (4, 1, "SIGTERM", "on SIGTERM"),
+        (2, 4, "clock", "before the end of the allocation"),
+        (1, 2, "SIGUSR1", "on SIGUSR1"),
+    ],
+)
+def test_a_stopped_run_saves_at_one_step_and_goes_on_without_losing_a_sample(
+    tmp_path: Path, ranks: int, after: int, how: str, reason: str
+) -> None:
+    rank = 0 if how == "clock" else ranks - 1
+    ends = run_ranks(ranks, stopped, VALUES | {"out": str(tmp_path / "cut")}, 29, rank, how)
+    folder = next((tmp_path / "cut" / "stop").iterdir())
+    latest = (folder / "checkpoints" / "latest").read_text().strip()
+    step = int(latest.removeprefix("step-"))
+    text = f"stopped {reason} after step {step} of 66. Go on with: tutti train {folder}"
+    assert ends == [(Interrupted, text, 75)] * ranks
+    assert 29 <= step < 66
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["state"], record["step"]) == ("interrupted", step)
+
+    whole = run_ranks(1, train, VALUES | {"out": str(tmp_path / "whole")})[0]
+    resumed = run_ranks(after, train, VALUES, str(folder / "checkpoints" / latest))[0]
+    assert read_ledger(resumed["folder"]) == read_ledger(whole["folder"])
+    ours, theirs = read_losses(resumed["folder"]), read_losses(whole["folder"])
+    assert [loss[:2] for loss in ours] == [loss[:2] for loss in theirs]
+    assert max(abs(a[2] - b[2]) for a, b in zip(ours, theirs, strict=True)) < 1e-4
+
+
+def left_alone(values: dict[str, Any]) -> tuple[type, str, int, bool]:
+    """Train until rank 1 is gone without a word; what the others say."""
+    update = job.Job.update_weights
+
+    def update_or_die(self: job.Job) -> None:
+        update(self)
+        if self.step == 12 and self.group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job.Job.update_weights = update_or_die
+    try:
+        train(values)
+    except TuttiError as error:
+        return type(error), str(error), error.exit_code, error.told
+    return type(None), "finished", 0, False
+
+
+@pytest.mark.ranks
+def test_ranks_that_lose_one_name_it_and_ask_to_be_started_again(tmp_path: Path) -> None:
+    ends = run_ranks(3, left_alone, VALUES | {"out": str(tmp_path), "batch": {"global": 48}}, expect_failure=True)
+    host = os.uname().nodename
+    assert isinstance(ends[1], RuntimeError)  # killed
+    for end in (ends[0], ends[2]):
+        assert end[0] is RankLost and end[2] == 76
+        assert f"missing rank 1 on host {host}." in end[1]
+        assert f"no answer from rank 1 on host {host}: the process or its host is gone" in end[1]
+    assert [end[3] for end in (ends[0], ends[2])].count(False) == 1, "one of them tells the user"
+
+
+@pytest.mark.ranks
+def test_a_rank_that_sleeps_for_ever_is_named_with_its_step_and_its_calls(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK)
+    options = ["model.name=net:Net", "runtime.timeout_seconds=4", "data.shift=0"]
+    done = tutti("train", "digits", "-n", "2", *options, HOW="for ever")
+    assert done.code == 1, done.all
+    host = os.uname().nodename
+    assert f"did not end within 4 s: missing rank 1 on host {host}." in done.err
+    assert "rank 0 arrived: in the backward pass, where gradients are averaged, of step" in done.err
+    assert f"rank 1 on host {host} is in the forward pass of step" in done.err
+    assert "in fall_asleep: time.sleep(3600)" in done.err
+    folder = next((tmp_path / "runs" / "digits").iterdir())
+    found = json.loads((folder / "logs" / "hang.json").read_text())
+    assert (found["arrived"], found["behind"], found["silent"]) == ([0], [1], [])
+    record = json.loads((folder / "record.json").read_text())
+    assert record["state"] == "failed" and "missing rank 1" in record["failure"]
+
+
+@pytest.mark.ranks
+def test_a_slow_rank_is_named_on_the_screen_and_in_the_record(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK)
+    done = tutti("train", "digits", "-n", "2", "model.name=net:Net", "epochs=1", HOW="a little")
+    assert done.code == 0, done.all
+    host = os.uname().nodename
+    assert done.out.count("slow rank: ") == 1
+    assert f"slow rank: rank 1 on host {host} takes" in done.out and "all wait for it" in done.out
+    record = json.loads(next((tmp_path / "runs" / "digits").glob("*/record.json")).read_text())
+    assert [(slow["rank"], slow["host"]) for slow in record["slow_ranks"]] == [(1, host)]
+
+
+@pytest.mark.ranks
+def test_a_run_folder_goes_on_and_a_finished_one_says_so(tutti: Tutti, tmp_path: Path) -> None:
+    started = tutti("train", "digits", "epochs=2", "model.width=4", TUTTI_JOB_ENDS=str(time.time() - 60))
+    assert started.code == 75, started.all
+    folder = next((tmp_path / "runs" / "digits").iterdir())
+    assert f"Go on with: tutti train {folder.relative_to(tmp_path)}" in started.err
+    assert "error" not in started.err
+    went_on = tutti("train", str(folder), "-n", "2")
+    assert went_on.code == 0, went_on.all
+    assert [path for path in (tmp_path / "runs" / "digits").iterdir()] == [folder]
+    again = tutti("train", str(folder))
+    assert (again.code, again.out) == (0, f"the run in {folder} is finished: nothing is left to do\n")
+    refused = tutti("train", str(folder), "--resume")
+    assert refused.code == 2 and "goes on from its newest checkpoint. Leave it out." in refused.err

@@ -1,0 +1,102 @@
+"""Where ranks are, and what that says about the one that all wait for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+_MOST_STACKS = 4
+
+
+class Phase(IntEnum):
+    """What a rank does, in the order in which a step does it."""
+
+    BATCH = 0
+    FORWARD = 1
+    BACKWARD = 2
+    UPDATE = 3
+    LOG = 4
+    VALIDATION = 5
+    CHECKPOINT = 6
+
+
+_NAMES = {
+    Phase.BATCH: "waiting for its batch",
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass, where gradients are averaged,",
+    Phase.UPDATE: "in the optimizer",
+    Phase.LOG: "at the means of the log window",
+    Phase.VALIDATION: "in validation",
+    Phase.CHECKPOINT: "at the checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """What a rank's main thread is doing, told by another thread of that rank."""
+
+    rank: int
+    host: str
+    phase: Phase
+    step: int  # the step that is made, counted from 1
+    seconds: float  # since it came there
+    stack: tuple[str, ...]  # its Python calls, the innermost last
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far it has come."""
+        return self.step, int(self.phase)
+
+    def sentence(self) -> str:
+        return f"{_NAMES[self.phase]} of step {self.step:,} for {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of a wait that did not end."""
+
+    text: str
+    arrived: tuple[int, ...]
+    behind: tuple[int, ...]  # those that answer, but have not come as far as the others
+    silent: tuple[int, ...]  # those that do not answer
+
+
+def find_missing(answers: Sequence[Whereabouts], hosts: Sequence[str], what: str) -> Finding:
+    """Who has arrived where the ranks wait, who is behind and where, and who does not answer at all."""
+    here = sorted(answers, key=lambda each: each.rank)
+    known = {each.rank for each in here}
+    silent = tuple(rank for rank in range(len(hosts)) if rank not in known)
+    furthest = max((each.place for each in here), default=(0, 0))
+    arrived = [each for each in here if each.place == furthest]
+    behind = [each for each in here if each.place != furthest]
+    lines = [_headline(what, behind, silent, hosts)]
+    if arrived:
+        lines.append(f"{name_ranks([e.rank for e in arrived])} arrived: {arrived[0].sentence()}")
+    for each in behind[:_MOST_STACKS]:
+        lines += [f"rank {each.rank} on host {each.host} is {each.sentence()}:", *_quoted(each.stack)]
+    if silent:
+        shown = ", ".join(f"{rank} on host {hosts[rank]}" for rank in silent[:16])
+        lines.append(f"no answer from rank {shown}: the process or its host is gone, stopped, or out of reach")
+    if not behind and not silent:
+        lines += [f"rank {arrived[0].rank} on host {arrived[0].host} is there with:", *_quoted(arrived[0].stack)]
+    return Finding("\n".join(lines), tuple(each.rank for each in arrived), tuple(each.rank for each in behind), silent)
+
+
+def name_ranks(numbers: Sequence[int]) -> str:
+    """'rank 3', or 'ranks 0, 1, 2'; many are cut short."""
+    shown = ", ".join(map(str, numbers[:16])) + (", ..." if len(numbers) > 16 else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+
+
+def _headline(what: str, behind: Sequence[Whereabouts], silent: Sequence[int], hosts: Sequence[str]) -> str:
+    missing = sorted({*(each.rank for each in behind), *silent})
+    if not missing:
+        return (
+            f"{what}: all ranks are at the same place and wait for each other. "
+            "The network between them may be down: run tutti doctor on the same hosts."
+        )
+    where = ", ".join(dict.fromkeys(hosts[rank] for rank in missing[:16]))
+    return f"{what}: missing {name_ranks(missing)} on host {where}."
+
+
+def _quoted(stack: Sequence[str]) -> list[str]:
+    return [f"  | {line}" for line in stack]
