@@ -31,7 +31,7 @@ import measure
 import torch
 import torch.distributed as dist
 
-from tutti.launch.local import end_with_parent
+from tutti.launch.parents import end_with_parent
 
 BAR_MESSAGES, BAR_STEP = 1.3, 1.25
 TENSORS, FLOATS = 100, 256 * 1024

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tutti.hvd.torch as hvd
-from tutti.launch.local import end_with_parent
+from tutti.launch.parents import end_with_parent
 from tutti.models.resnet import resnet18
 
 BAR_STEP, BAR_MESSAGES = 1.10, 5.0

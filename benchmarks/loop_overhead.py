@@ -41,7 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tutti.data.dataset import ArrayDataset
 from tutti.data.mnist import MEAN, STD
 from tutti.data.order import permutation
-from tutti.launch.local import end_with_parent
+from tutti.launch.parents import end_with_parent
 from tutti.models.mnist import MnistTorch
 
 CONTENDERS = ("tutti", "by hand", "lightning")

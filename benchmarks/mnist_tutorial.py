@@ -43,7 +43,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tutti.data.mnist import FILES, find_file, read_idx
 from tutti.errors import DataError
-from tutti.launch.local import end_with_parent
+from tutti.launch.parents import end_with_parent
 from tutti.records.record import read_record
 
 BAR_ACCURACY, BAR_TIME = 0.982, 0.5

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Open MPI, MPICH and an ssh server from Debian's packages where this user may; otherwise says what will be skipped.
+# Installs Open MPI, MPICH, Slurm and an ssh server from Debian's packages where this user may; otherwise says what is skipped.
 set -u
 missing=()
 command -v mpirun.openmpi >/dev/null || missing+=(openmpi-bin)
@@ -7,6 +7,13 @@ command -v mpiexec.mpich >/dev/null || missing+=(mpich)
 # Where services start by themselves, installing an ssh server would open a port: there it is left to the user.
 test -d /run/systemd/system || command -v sshd >/dev/null || test -x /usr/sbin/sshd || missing+=(openssh-server)
 command -v ssh >/dev/null || missing+=(openssh-client)
+# The tests start Slurm and munge themselves, in namespaces; where services start by themselves, installing is left to the user.
+export PATH="$PATH:/usr/sbin:/sbin"
+if [ ! -d /run/systemd/system ]; then
+  command -v slurmctld >/dev/null && command -v slurmd >/dev/null || missing+=(slurm-wlm)
+  command -v munged >/dev/null || missing+=(munge)
+fi
+command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "not installed: ${missing[*]}; the tests that need them are skipped (as root: apt-get install ${missing[*]})"

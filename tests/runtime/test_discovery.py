@@ -326,6 +326,17 @@ def test_several_hosts_without_word_of_the_first_are_refused(env: Env, launcher:
     assert discover(env | {"PBS_NODEFILE": str(hosts)}).address == "first.cluster"
 
 
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.parametrize("env", [open_mpi(2, 4, 0, 2), hydra(2, 4, 0, 2), slurm(2, 4, 0, "2(x2)", node=1)])
+def test_ranks_on_several_hosts_never_look_for_the_first_on_their_own(env: Env, address: str) -> None:
+    message = refusal(env | {"MASTER_ADDR": address})
+    assert message.startswith(f"MASTER_ADDR={address}, but ")
+    assert message.endswith(
+        " has started ranks on several hosts, and on each that is another one. "
+        "Unset it to have the first host of the job taken, or set it to the name of rank 0's host."
+    )
+
+
 def test_a_list_of_hosts_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
     message = refusal(open_mpi(2, 4, 0, 2) | {"PBS_NODEFILE": str(tmp_path / "absent")})
     assert "absent" in message and "MASTER_ADDR" in message

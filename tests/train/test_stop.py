@@ -171,7 +171,7 @@ def test_a_run_folder_goes_on_and_a_finished_one_says_so(tutti: Tutti, tmp_path:
     assert "error" not in started.err
     went_on = tutti("train", str(folder), "-n", "2")
     assert went_on.code == 0, went_on.all
-    assert [path for path in (tmp_path / "runs" / "digits").iterdir()] == [folder]
+    assert list((tmp_path / "runs" / "digits").iterdir()) == [folder]
     again = tutti("train", str(folder))
     assert (again.code, again.out) == (0, f"the run in {folder} is finished: nothing is left to do\n")
     refused = tutti("train", str(folder), "--resume")

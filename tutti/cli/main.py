@@ -33,7 +33,8 @@ Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks to start
     "    tutti train digits -n 2\n\n"
     "    tutti train mnist -n 4 optim.lr=0.02 epochs=3\n\n"
     "    mpirun -np 4 tutti train digits\n\n"
-    "    tutti train digits -n 4 --resume"
+    "    tutti train digits -n 4 --resume\n\n"
+    "    tutti train digits --min-ranks 2 --max-ranks 4"
 )
 def train(
     recipe: Recipe,
@@ -43,11 +44,22 @@ def train(
         str | None,
         typer.Option(help="Go on from the newest run (latest), a run folder or a checkpoint.", metavar="[latest|PATH]"),
     ] = None,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Check all ranks before they train.")] = False,
+    min_ranks: Annotated[int | None, typer.Option(help="Elastic: go on while as many ranks are left.")] = None,
+    max_ranks: Annotated[int | None, typer.Option(help="Elastic: take new ranks in until there are as many.")] = None,
+    join: Annotated[str | None, typer.Option(help="Elastic: offer -n ranks to a job.", metavar="HOST:PORT")] = None,
+    wait: Annotated[float, typer.Option(help="Elastic: seconds to wait with too few ranks.")] = 300.0,
+    pause: Annotated[float, typer.Option(help="Elastic: seconds until a lost rank is started again.")] = 10.0,
 ) -> None:
     """Train a recipe, on ranks started here or as one of those that mpirun or srun has started."""
+    if min_ranks is not None or max_ranks is not None or join is not None:
+        from tutti.cli import elastic
+
+        elastic.train(recipe, overrides or [], elastic.Asked(ranks, min_ranks, max_ranks, join, resume, wait, pause))
+        return
     from tutti.cli import train as command
 
-    command.train(recipe, overrides or [], ranks, resume)
+    command.train(recipe, overrides or [], ranks, resume, preflight)
 
 
 @app.command(
@@ -64,6 +76,28 @@ def run(
     from tutti.cli import train as command
 
     command.run(script, arguments or [], ranks, out)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti doctor\n\n"
+    "    tutti doctor mnist -n 4 --json doctor.json\n\n"
+    "    srun -N4 tutti doctor imagenet --out /scratch/me/runs"
+)
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe or run folder, for its data and code.")] = None,
+    overrides: Overrides = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks to start here.", show_default="2")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder that all hosts should share.", show_default="runs")
+    ] = None,
+    record: Annotated[Path | None, typer.Option("--json", help="Write all figures into this file.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for ranks that do not come.")] = 60.0,
+) -> None:
+    """Look for what would go wrong: ranks that differ, hosts that share no folder, links that are slow or dead."""
+    from tutti.cli import doctor as command
+
+    command.doctor(recipe, overrides or [], ranks, out, record, wait)
 
 
 @app.command(epilog="Examples:\n\n    tutti show mnist optim.lr=0.02\n\n    tutti show mnist -n 8 --plot-lr lr.png")
@@ -96,6 +130,106 @@ def runs(
     from tutti.cli import runs as command
 
     command.list_runs(out, recipe)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti submit digits --on slurm --nodes 4 --ranks-per-node 4 --time 2:00:00\n\n"
+    "    tutti submit nbody/short --on perlmutter --account m1234 --nodes 8 --queue debug --time 30 epochs=3\n\n"
+    "    tutti submit digits --on polaris --account datascience --nodes 2 --dry-run"
+)
+def submit(
+    recipe: Recipe,
+    on: Annotated[str, typer.Option(help="slurm, pbs, cobalt, a site (perlmutter, polaris), or a site's YAML file.")],
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(help="Nodes to ask for.")] = 1,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks on each node, or the most on one.", show_default="the site's GPUs, or 1")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="All ranks, where nodes do not have the same number.", show_default=False)
+    ] = None,
+    cores_per_rank: Annotated[
+        int | None, typer.Option(help="Cores of each rank.", show_default="the site's, divided")
+    ] = None,
+    time: Annotated[str, typer.Option(help="30, 30:00, 2:00:00 or 1-12:00:00.")] = "1:00:00",
+    account: Annotated[str | None, typer.Option(help="The account that is charged.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, partition or QOS.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="What the nodes must be like.")] = None,
+    name: Annotated[str | None, typer.Option(help="The job's name.", show_default="the recipe's")] = None,
+    directive: Annotated[
+        list[str] | None, typer.Option(help="A line for the scheduler in its own words; may be repeated.")
+    ] = None,
+    max_requeues: Annotated[int, typer.Option(help="How often the run may be started again.")] = 10,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Check all ranks before they train.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and leave nothing behind.")] = False,
+) -> None:
+    """Submit a recipe to a cluster; it is started again at the end of its time until it is complete."""
+    from tutti.cli import submit as command
+    from tutti.launch.resources import Wishes
+
+    wishes = Wishes(
+        nodes=nodes,
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        cores_per_rank=cores_per_rank,
+        time=time,
+        account=account,
+        queue=queue,
+        constraint=constraint,
+        name=name,
+        directives=tuple(directive or ()),
+    )
+    command.submit(recipe, overrides or [], on, wishes, max_requeues, preflight, dry_run)
+
+
+Submitted = Annotated[Path | None, typer.Argument(help="A run folder.", show_default="the newest submitted run")]
+Runs = Annotated[Path, typer.Option(help="The folder of run folders.")]
+
+
+@app.command(epilog="Examples:\n\n    tutti status\n\n    tutti status runs/digits/2026-11-15_101500_n8")
+def status(
+    folder: Annotated[Path | None, typer.Argument(help="A run folder.", show_default="all submitted runs")] = None,
+    out: Runs = Path("runs"),
+) -> None:
+    """Say how submitted runs stand: state, starts, steps, metrics, time left."""
+    from tutti.cli import follow as command
+
+    command.status(folder, out)
+
+
+@app.command(epilog="Examples:\n\n    tutti logs --follow\n\n    tutti logs runs/digits/2026-11-15_101500_n8 --rank 3")
+def logs(
+    folder: Submitted = None,
+    rank: Annotated[int | None, typer.Option(help="One rank's log.", show_default="the job's output")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job has ended.")] = False,
+    out: Runs = Path("runs"),
+) -> None:
+    """Print what a job or one of its ranks has printed."""
+    from tutti.cli import follow as command
+
+    command.logs(folder, rank, follow, out)
+
+
+@app.command(epilog="Example:\n\n    tutti cancel runs/digits/2026-11-15_101500_n8")
+def cancel(folder: Annotated[Path, typer.Argument(help="A run folder.")], out: Runs = Path("runs")) -> None:
+    """End a submitted run: its ranks save and end, and it is not started again."""
+    from tutti.cli import follow as command
+
+    command.cancel(folder, out)
+
+
+@app.command(hidden=True)
+def requeue(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    begin: Annotated[str | None, typer.Option(help="The id of the job that starts.")] = None,
+    code: Annotated[int | None, typer.Option(help="The exit code of the ranks.")] = None,
+    told: Annotated[bool, typer.Option("--told", help="The job was told to end.")] = False,
+) -> None:
+    """What a job script does at its beginning and at its end."""
+    from tutti.cli import submit as command
+
+    command.requeue(folder, begin, code, told)
 
 
 @data_app.command(

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint.manifest import find_latest
+from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
 from tutti.launch import local
 from tutti.launch.failure import Failure, describe, leave_note, quote
+from tutti.launch.nursery import keep, open_nursery
+from tutti.launch.parents import end_with_parent
+from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.records.record import Record
 from tutti.records.runs import find_runs, read_state
@@ -24,13 +28,13 @@ from tutti.runtime.placement import Placement
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
 
 
-def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None) -> None:
+def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool = False) -> None:
     """Train a recipe on ranks started here, or as one of those already started."""
     placement = _place(ranks)
     local.make_importable(recipe)
     folder, checkpoint = None, None
     if (Path(recipe) / "config.yaml").is_file():
-        folder, checkpoint = _begun_run(Path(recipe), resume)
+        folder, checkpoint = begun_run(Path(recipe), resume)
         if read_state(folder) == "finished":
             if placement.rank == 0:
                 print(f"the run in {folder.path} is finished: nothing is left to do")
@@ -42,21 +46,23 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
             checkpoint = find_checkpoint(resume, config.out, config.recipe)
             config = _resumed(recipe, checkpoint, overrides).config
     if ranks is None or ranks == 1 or _is_rank(placement):
-        _train_as_rank(config, placement, folder or _given_folder(), checkpoint)
+        _train_as_rank(config, placement, folder or _given_folder(), checkpoint, preflight)
         return
-    _check(config, ranks)
+    open_nursery(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
+    check(config, ranks)
     more = []
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
         more = [*overrides, "--resume", str(checkpoint)]
     elif folder:
-        more = overrides
+        more = [*overrides]
     else:
         check_writable(config.out)
         folder = create_folder(config.out, config.recipe, ranks)
         write_config(folder, config.as_yaml())
+    more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
-    _finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads))
+    finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
 
 
 def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
@@ -74,10 +80,10 @@ def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
     if failure is None:
         print(f"run folder: {folder.path}")
-    _finish(folder, failure)
+    finish(folder, failure)
 
 
-def _begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
+def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
     """A run folder to go on in, and its newest checkpoint if it has come to one."""
     if resume is not None:
         raise CheckpointError(f"--resume {resume}: the run in {path} goes on from its newest checkpoint. Leave it out.")
@@ -145,12 +151,14 @@ def _given_folder() -> RunFolder | None:
     return RunFolder(Path(path)) if path else None
 
 
-def _train_as_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> None:
+def _train_as_rank(
+    config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None, preflight: bool
+) -> None:
     if _given_folder():
-        local.end_with_parent()
+        end_with_parent()
 
     def work() -> Any:
-        outcome = _run_rank(config, placement, folder, checkpoint)
+        outcome = _run_rank(config, placement, folder, checkpoint, preflight)
         if placement.rank == 0:
             from tutti.report.curves import draw_curves
 
@@ -160,27 +168,37 @@ def _train_as_rank(config: RunConfig, placement: Placement, folder: RunFolder | 
     _as_rank(placement, work)
 
 
-def _check(config: RunConfig, ranks: int) -> None:
-    """Refuse what is wrong before ranks are started."""
+def _needs(config: RunConfig) -> list[str]:
+    """The modules that every rank of a run will import."""
+    if config.framework == "torch":
+        return ["tutti.train.run"]
+    on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
+    return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
+
+
+def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
+    """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
     if config.framework == "torch":
         from tutti.runtime.device import check_gpus
         from tutti.train.check import check_parts
 
-        check_gpus(config.runtime, ranks)
+        check_gpus(config.runtime, here or ranks)
     else:
         from tutti.frameworks.check import check_parts
     check_parts(config, ranks)
 
 
-def _run_rank(config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None) -> Any:
+def _run_rank(
+    config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None, preflight: bool
+) -> Any:
     """Train in the framework of the recipe; what the run came to."""
     if config.framework == "torch":
         from tutti.train.run import run_rank
 
-        return run_rank(config, placement, folder, checkpoint)
+        return run_rank(config, placement, folder, checkpoint, preflight=preflight)
     from tutti.frameworks.run import run_rank as run_in_keras
 
-    return run_in_keras(config, placement, folder, checkpoint)
+    return run_in_keras(config, placement, folder, checkpoint, preflight)
 
 
 def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
@@ -188,7 +206,7 @@ def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         outcome = work()  # kept to the end: what is freed may wait for threads
-        if local.NOTES_VARIABLE in os.environ:
+        if local.NOTES_VARIABLE in os.environ and not keep(outcome):
             _leave(0)
         del outcome
     except TuttiError as error:
@@ -228,7 +246,7 @@ def _terminate(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _finish(folder: RunFolder, failure: Failure | None) -> None:
+def finish(folder: RunFolder, failure: Failure | None) -> None:
     """The launcher's last word."""
     if failure is None:
         return

@@ -10,7 +10,7 @@ import torch
 
 from tutti.data.dataset import SampleDataset
 from tutti.errors import TuttiError
-from tutti.launch.local import end_with_parent
+from tutti.launch.parents import end_with_parent
 from tutti.runtime.seeds import mix
 
 Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids

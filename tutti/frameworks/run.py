@@ -1,19 +1,22 @@
 """One rank's life in Keras or TensorFlow: set up the backend, join the others, build the job, train, leave a record."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tutti.config.run import RunConfig
+from tutti.doctor.run import preflight as check_ranks
 from tutti.errors import TuttiError
 from tutti.frameworks.check import check_parts
 from tutti.frameworks.machine import prepare
 from tutti.frameworks.ranks import join
 from tutti.records.folder import RunFolder, check_writable
+from tutti.runtime.device import bind_rank
 from tutti.runtime.placement import Placement
 from tutti.runtime.watch import Watch
 from tutti.train.life import Machine, live
+from tutti.train.start import check_same_code
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,28 @@ class Outcome:
 
 
 def run_rank(
-    config: RunConfig, placement: Placement, folder: RunFolder | None = None, resume: Path | None = None
+    config: RunConfig,
+    placement: Placement,
+    folder: RunFolder | None = None,
+    resume: Path | None = None,
+    preflight: bool = False,
 ) -> Outcome:
     """Train as one rank of a run, in the framework of the recipe."""
+    binding = bind_rank(config.runtime, placement)
     error: TuttiError | None = None
     machine = Machine("cpu", "cpu", 1)
     try:
-        machine = prepare(config, placement)
+        machine = replace(prepare(config, placement), binding=binding)
         check_parts(config, placement.world_size)
         if folder is None:
             check_writable(config.out)
     except TuttiError as found:
         error = found
+    if preflight:
+        check_ranks(placement, config, folder.path if folder else Path(config.out))
     group = join(placement, config.runtime)
     group.agree(error)
+    check_same_code(group)
     from tutti.frameworks.build import build_job  # now that Keras is set up
 
     watch = Watch(placement, group.store, group.hosts, config.runtime)

@@ -1,8 +1,8 @@
 """Ranks on this machine, kept by torchrun's elastic agent."""
 
 import contextlib
-import ctypes
 import logging
+import multiprocessing
 import os
 import shlex
 import signal
@@ -14,6 +14,8 @@ from types import FrameType
 
 from tutti.errors import Interrupted, LaunchError
 from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
+from tutti.launch.nursery import be_rank
+from tutti.launch.parents import end_with_parent as end_with_parent
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
 
@@ -37,8 +39,13 @@ def make_importable(recipe: str) -> None:
             os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else str(folder)
 
 
-def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: int | None = None) -> Failure | None:
-    """Run `python ARGUMENTS` on every rank until all end; the first cause is returned when one fails."""
+def start_ranks(
+    count: int, arguments: list[str], folder: RunFolder, threads: int | None = None, forked: bool = False
+) -> Failure | None:
+    """Run `python ARGUMENTS` on every rank until all end; the first cause is returned when one fails.
+
+    Forked ranks come from the nursery, which must be open.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -59,11 +66,15 @@ def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: in
             rdzv_endpoint="localhost:0",
             max_restarts=0,
             monitor_interval=0.1,
+            start_method="forkserver",
             logs_specs=DefaultLogsSpecs(log_dir=agent_folder),
         )
         handler = signal.signal(signal.SIGUSR1, _pass_on)
         try:
-            elastic_launch(config, sys.executable)("-u", *arguments)
+            if forked:
+                elastic_launch(config, be_rank)(arguments, dict(os.environ))
+            else:
+                elastic_launch(config, sys.executable)("-u", *arguments)
         except ChildFailedError as error:
             noted = read_notes(Path(agent_folder))
             ranks = {failure.rank for failure in noted}
@@ -80,11 +91,14 @@ def start_ranks(count: int, arguments: list[str], folder: RunFolder, threads: in
 
 
 def _pass_on(number: int, _: FrameType | None) -> None:
-    """Send a signal on to the ranks, which are the children of this process."""
-    for thread in Path("/proc/self/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(child), number)
+    """Send a signal on to the ranks: forked ones, and the children of this process, of which the nursery is none."""
+    ranks = {child.pid for child in multiprocessing.active_children()}
+    if not ranks:
+        tasks = Path("/proc/self/task").iterdir()
+        ranks = {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, number) if rank else None
 
 
 def launch_line() -> str:
@@ -93,9 +107,3 @@ def launch_line() -> str:
         return line
     program = os.path.basename(sys.argv[0])
     return shlex.join(["tutti" if program == "__main__.py" else program, *sys.argv[1:]])
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this rank when its launcher is gone, however that ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG

@@ -44,6 +44,7 @@ class JobRecord:
     script: str
     submitted: str = field(default_factory=now)
     cancelled: str | None = None
+    submitting: bool = False  # the scheduler was asked, and its answer is not in `ids` yet
     ids: list[str] = field(default_factory=list)  # one on Slurm; where a run is submitted again, one for each time
     attempts: list[Attempt] = field(default_factory=list)
     format: int = FORMAT

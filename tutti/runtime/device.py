@@ -6,6 +6,7 @@ import torch
 
 from tutti.config.schema import RuntimeConfig, Where
 from tutti.errors import LaunchError
+from tutti.launch.binding import Binding, bind
 from tutti.launch.threads import threads_per_rank
 from tutti.runtime.placement import Placement
 
@@ -51,6 +52,13 @@ def set_determinism(config: RuntimeConfig) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+
+
+def bind_rank(config: RuntimeConfig, placement: Placement) -> Binding:
+    """Bind this rank to cores of its host as the recipe says, before threads are started."""
+    return bind(
+        config.binding, placement.local_rank, placement.local_size, shared=placement.launcher in ("none", "torchrun")
+    )
 
 
 def set_threads(config: RuntimeConfig, placement: Placement) -> int:

@@ -5,6 +5,7 @@ its door at the first that is free, and the others knock at one after the other,
 """
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from tutti.errors import DeadlineError, LaunchError
 _FIRST_PORT, _PORTS = 15_000, 16_000  # below those that the system hands out
 _TRIES = 8
 _ANSWER_SECONDS = 2.0
-_PAUSE_SECONDS = 0.2
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds; thousands of ranks may wait for the first
 _GREETING = b"tutti "
 
 
@@ -44,8 +45,9 @@ def open_door(key: str, store_port: int, callers: int, seconds: float) -> int:
 def find_store(key: str, address: str, rank: int, seconds: float) -> int:
     """The port of the store, as the door at an address tells it to who knows the key."""
     deadline = time.monotonic() + seconds
+    answers: dict[int, str] = {}
+    pause = _SHORTEST_PAUSE
     while True:
-        answers: dict[int, str] = {}
         for port in door_ports(key):
             found = _knock(address, port, key.encode(), rank)
             if isinstance(found, int):
@@ -53,11 +55,13 @@ def find_store(key: str, address: str, rank: int, seconds: float) -> int:
             answers[port] = found
             if time.monotonic() > deadline:
                 raise DeadlineError(_nobody(address, rank, answers, seconds))
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
 def _nobody(address: str, rank: int, answers: dict[int, str], seconds: float) -> str:
-    told = ", ".join(f"{address}:{port} ({answer})" for port, answer in answers.items())
+    ports = {answer: [port for port, same in answers.items() if same == answer] for answer in answers.values()}
+    told = ", ".join(f"{address}:{'|'.join(map(str, found))} ({answer})" for answer, found in ports.items())
     return (
         f"rank {rank} on host {socket.gethostname()} could not reach rank 0 within {seconds:g} s at {told}. "
         f"Check that rank 0 runs on host {address} and that the network between the hosts is open, "

@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -88,15 +89,19 @@ def let_go_of_tensors() -> None:
     time.sleep(_LAST_TENSORS_SECONDS)
 
 
-def join(placement: Placement, config: RuntimeConfig) -> Group:
+def join(
+    placement: Placement, config: RuntimeConfig, examine: Callable[[dist.Store], None] = lambda store: None
+) -> Group:
     """Meet the other ranks, name those that are missing at the deadline, and start the process group.
 
-    A rank whose own GPU is missing joins like the others, over Gloo, and can then say so to all.
+    What examines the ranks does so when all have met, before connections between them are made. A rank whose own GPU is
+    missing joins like the others, over Gloo, and can then say so to all.
     """
     backend = "cpu:gloo,cuda:nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     seconds = config.start_timeout_seconds
     store = meet(placement, seconds)
     wait_for_all(store, placement.rank, placement.world_size, "here", "the start of the run", seconds)
+    examine(store)
     settle_interface(placement, store, seconds)
     dist.init_process_group(
         backend,

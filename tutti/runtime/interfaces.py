@@ -6,6 +6,7 @@ import platform
 import socket
 import struct
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tutti.runtime.placement import Placement
 
 _VARIABLE = "GLOO_SOCKET_IFNAME"
 _CONNECT_SECONDS = 10.0
+_STAY_SECONDS = 5.0
+_MOST_PROBLEMS = 16
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LOOPBACK = "lo"
 
@@ -31,15 +34,15 @@ def settle_interface(placement: Placement, store: dist.Store, seconds: float) ->
     problem = _problem(chosen, several_hosts)
     with ExitStack() as until_all_have_tried:
         if several_hosts:
-            usable = chosen.split(",")[0] if chosen and not problem else None
-            store.set(f"where/{placement.rank}", _listen(usable, until_all_have_tried) if usable else "")
+            where = "" if problem else _listen(chosen, until_all_have_tried)
+            store.set(f"where/{placement.rank}", where)
             problem = problem or _cannot_reach((placement.rank + 1) % placement.world_size, store)
         if problem:
             number = store.add("problems", 1)
             store.set(f"problem/{number}", f"rank {placement.rank} on host {platform.node()}: {problem}")
         wait_for_all(store, placement.rank, placement.world_size, "tried", "the choice of the interface", seconds)
     if count := store.add("problems", 0):
-        raise _agreed([store.get(f"problem/{number}").decode() for number in range(1, count + 1)])
+        raise _agreed(placement, store, count)
     if chosen:
         os.environ[_VARIABLE] = chosen
 
@@ -100,9 +103,10 @@ def _problem(chosen: str | None, several_hosts: bool) -> str | None:
     there = interfaces()
     for name in (chosen or "").split(","):
         is_loopback = name in there and ip_address(there[name][0]).is_loopback
-        if name and (name not in there or (several_hosts and is_loopback)):
-            what = "other hosts cannot reach it" if is_loopback else "there is no such interface"
-            return f"{_VARIABLE}={chosen}, but {what}. {_advice()}"
+        if is_loopback and several_hosts:
+            return f"{_VARIABLE}={chosen}, but other hosts cannot reach it. {_advice()}"
+        if name and there and name not in there:  # some systems do not tell their interfaces
+            return f"{_VARIABLE}={chosen}, but there is no such interface with an address. {_advice()}"
     return None
 
 
@@ -111,9 +115,13 @@ def _advice() -> str:
     return f"Set {_VARIABLE} to the interface that connects the hosts, or unset it; there are {listed}."
 
 
-def _listen(interface: str, stack: ExitStack) -> str:
-    """Wait for the rank before this one; the words that tell it where."""
-    listener = stack.enter_context(socket.create_server((interfaces()[interface][0], 0)))
+def _listen(chosen: str | None, stack: ExitStack) -> str:
+    """Wait for the rank before this one; the words that tell it where, or none if the address is not known."""
+    interface = (chosen or "").split(",")[0]
+    if not (addresses := interfaces().get(interface)):
+        return ""
+    family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+    listener = stack.enter_context(socket.create_server((addresses[0], 0), family=family))
     address, port = listener.getsockname()[:2]
     return f"{platform.node()} {interface} {address} {port}"
 
@@ -132,10 +140,15 @@ def _cannot_reach(rank: int, store: dist.Store) -> str | None:
     return None
 
 
-def _agreed(problems: list[str]) -> LaunchError:
-    """The error that every rank raises."""
+def _agreed(placement: Placement, store: dist.Store, count: int) -> LaunchError:
+    """The error that every rank raises; rank 0, whose process may hold the store, stays until all have read it."""
+    problems = [store.get(f"problem/{number}").decode() for number in range(1, min(count, _MOST_PROBLEMS) + 1)]
+    if store.add("read", 1) == placement.world_size:
+        store.set("read/open", "")
+    if placement.rank == 0:
+        with suppress(dist.DistError):
+            store.wait(["read/open"], timedelta(seconds=_STAY_SECONDS))
     first = min(problems, key=lambda line: int(line.split()[1]))
-    more = f" The same or the like on {len(problems) - 1} more ranks." if len(problems) > 1 else ""
-    error = LaunchError(first + more)
+    error = LaunchError(first + (f" (And {count - 1} more of {placement.world_size} ranks.)" if count > 1 else ""))
     error.agreed = True
     return error

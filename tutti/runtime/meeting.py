@@ -23,31 +23,29 @@ def meet(placement: Placement, seconds: float) -> dist.Store:
         raise LaunchError(f"{placement.launcher} does not say where rank 0 is. Set MASTER_ADDR and MASTER_PORT.")
     if placement.key is None:
         held_here = placement.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = _store(placement, placement.port, held_here, seconds)
+        store = _store(placement.rank, placement.address, placement.port, held_here, seconds)
     elif placement.rank == 0:
         _check_that_rank_0_is_here(placement)
-        store = _store(placement, 0, True, seconds)
+        store = _store(0, "127.0.0.1", 0, True, seconds)  # at any free port, for all addresses of this host
         open_door(placement.key, store.port, placement.world_size - 1, seconds)
     else:
         port = find_store(placement.key, placement.address, placement.rank, seconds)
-        store = _store(placement, port, False, seconds)
+        store = _store(placement.rank, placement.address, port, False, seconds)
     return dist.PrefixStore(f"start/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _store(placement: Placement, port: int, held_here: bool, seconds: float) -> dist.TCPStore:
-    assert placement.address
-    where = f"{placement.address}:{port}"
+def _store(rank: int, address: str, port: int, held_here: bool, seconds: float) -> dist.TCPStore:
+    timeout = timedelta(seconds=seconds)
     try:
-        return dist.TCPStore(
-            placement.address, port, is_master=held_here, timeout=timedelta(seconds=seconds), wait_for_workers=False
-        )
+        return dist.TCPStore(address, port, is_master=held_here, timeout=timeout, wait_for_workers=False)
     except dist.DistError as error:
+        where = f"{address}:{port}"
         if "EADDRINUSE" in str(error) or "in use" in str(error):
             raise LaunchError(
                 f"rank 0 cannot listen on {where}: the port is in use. Set MASTER_PORT to a free one, on all ranks."
             ) from error
         raise DeadlineError(
-            f"rank {placement.rank} on host {platform.node()} could not reach rank 0 at {where} within {seconds:g} s. "
+            f"rank {rank} on host {platform.node()} could not reach rank 0 at {where} within {seconds:g} s. "
             "Check that rank 0 runs there and that the network between the hosts is open."
         ) from error
 

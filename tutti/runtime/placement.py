@@ -67,10 +67,8 @@ def job_door(env: Environment, job: str) -> tuple[int, str | None]:
 
 def meeting_address(env: Environment, launcher: str, one_host: bool, slurm_list: str) -> str:
     """The host of rank 0 as far as the environment tells; never a guess."""
-    if address := env.get("MASTER_ADDR"):
+    if address := given_address(env, launcher, one_host):
         return address
-    if one_host:
-        return "127.0.0.1"
     if path := env.get("PBS_NODEFILE"):
         return _first_line(path)
     if hosts := env.get(slurm_list) or env.get("SLURM_JOB_NODELIST"):
@@ -79,6 +77,17 @@ def meeting_address(env: Environment, launcher: str, one_host: bool, slurm_list:
         f"{launcher} has started ranks on several hosts and none of MASTER_ADDR, PBS_NODEFILE and SLURM_JOB_NODELIST "
         "says where rank 0 is. Set MASTER_ADDR to the name of its host."
     )
+
+
+def given_address(env: Environment, launcher: str, one_host: bool) -> str | None:
+    """MASTER_ADDR, or this host if all ranks are on it; None if it is to be found."""
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if one_host else None)
+    if address and not one_host and re.fullmatch(r"localhost|127\.[\d.]+|::1", address):
+        raise LaunchError(
+            f"MASTER_ADDR={address}, but {launcher} has started ranks on several hosts, and on each that is another "
+            "one. Unset it to have the first host of the job taken, or set it to the name of rank 0's host."
+        )
+    return address
 
 
 def first_host(hosts: str) -> str:

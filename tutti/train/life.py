@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import shutil
 import sys
 import traceback
@@ -14,6 +15,7 @@ from tutti.config.framework import keras_backend
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, TuttiError
+from tutti.launch.binding import Binding
 from tutti.launch.local import launch_line
 from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder, create_folder, write_config
@@ -56,9 +58,12 @@ class Machine:
     device: str  # cpu or cuda
     device_name: str
     threads: int
+    binding: Binding | None = None
 
 
 _STATES = {KeyboardInterrupt: "stopped", Interrupted: "interrupted"}
+
+_MOST_LINES = 16
 
 JobType = TypeVar("JobType", bound=Running)
 
@@ -110,6 +115,7 @@ def _live_in(
             threads_per_rank=machine.threads,
             resumed_from=str(resume) if resume else None,
         )
+    cores = _cores(group, machine)
     try:
         with watch.explained():
             job = build(folder, resume)
@@ -120,10 +126,11 @@ def _live_in(
     try:
         if group.is_first:
             record.content["segments"][-1]["hosts"] = group.hosts
+            record.content["segments"][-1]["cores"] = cores
             record.content["plan"] = _facts(job)
             record.write()
             write_config(folder, config.as_yaml())
-            _announce(job, machine, resume)
+            _announce(job, machine, cores, resume)
         with watch.explained():
             train(job)
     except BaseException as error:
@@ -168,7 +175,14 @@ def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError)
         record.end("failed", failure=str(error))
 
 
-def _announce(job: Running, machine: Machine, resume: Path | None) -> None:
+def _cores(group: Group, machine: Machine) -> list[dict[str, Any]] | None:
+    """The cores of every rank, where ranks were to be bound; every rank enters."""
+    if machine.binding is None or machine.binding.mode == "none":
+        return None
+    return group.gather(machine.binding.record() | {"line": machine.binding.line(), "host": platform.node()})
+
+
+def _announce(job: Running, machine: Machine, cores: list[dict[str, Any]] | None, resume: Path | None) -> None:
     plan, config = job.plan, job.config
     accumulated = f" in {plan.passes} passes of {plan.micro_batch}" if plan.passes > 1 else ""
     keras = f" in Keras on {keras_backend(config)}"
@@ -182,6 +196,8 @@ def _announce(job: Running, machine: Machine, resume: Path | None) -> None:
         f"global batch {plan.global_batch} = {plan.world_size} x {plan.per_rank_batch}{accumulated}; "
         f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
     )
+    for rank, bound in enumerate((cores or [])[:_MOST_LINES]):
+        job.journal.say(f"rank {rank} on host {bound['host']}: {bound['line']}")
     if job.note:
         job.journal.say(f"data: {job.note}")
     if resume:

@@ -11,7 +11,7 @@ from torch import nn
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
 from tutti.records.folder import RunFolder, check_writable
-from tutti.runtime.device import choose_device, set_determinism, set_threads
+from tutti.runtime.device import bind_rank, choose_device, set_determinism, set_threads
 from tutti.runtime.group import join
 from tutti.runtime.placement import Placement
 from tutti.runtime.watch import Watch
@@ -19,6 +19,7 @@ from tutti.train.build import Objects, build_job
 from tutti.train.check import check_parts
 from tutti.train.life import Machine, live
 from tutti.train.loop import train
+from tutti.train.start import check_same_code, examination
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ def run_rank(
     folder: RunFolder | None = None,
     resume: Path | None = None,
     objects: Objects | None = None,
+    preflight: bool = False,
 ) -> Outcome:
     """Train as one rank of a run; rank 0 makes the run folder if the launcher has not."""
+    binding = bind_rank(config.runtime, placement)
     threads = set_threads(config.runtime, placement)
     set_determinism(config.runtime)
     error: TuttiError | None = None
@@ -51,13 +54,14 @@ def run_rank(
             check_writable(config.out)
     except TuttiError as found:
         error = found
-    group = join(placement, config.runtime)
+    group = join(placement, config.runtime, examination(placement, config, folder, preflight))
     watch: Watch | None = None
     try:
         group.agree(error)
+        check_same_code(group)
         watch = Watch(placement, group.store, group.hosts, config.runtime)
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        machine = Machine(device.type, device_name, threads)
+        machine = Machine(device.type, device_name, threads, binding)
         build = functools.partial(build_job, config, objects or Objects(), group, watch, device)
         folder, job = live(config, group, watch, machine, folder, resume, build, train)
         watch.close()

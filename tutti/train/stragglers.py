@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 _LEAST_STEPS = 5  # a window of fewer says little
-_LEAST_SHARE = 0.05  # of the window: what a slow rank must cost to be worth a word
+_LEAST_SHARE = 0.1  # of the window: what a slow rank must cost to be worth a word
 _MOST_EVENTS = 64  # pairs kept in a window on a GPU
 
 

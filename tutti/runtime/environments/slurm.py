@@ -3,7 +3,7 @@
 import re
 
 from tutti.errors import LaunchError
-from tutti.runtime.placement import Environment, Placement, first_host, job_door, number
+from tutti.runtime.placement import Environment, Placement, first_host, given_address, job_door, number
 
 NAME = "Slurm"
 
@@ -17,7 +17,6 @@ def read(env: Environment) -> Placement:
     world_size = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     node_rank = number(env, "SLURM_NODEID", default=0)
     local_size = _sizes(env, world_size, node_rank)[node_rank]
-    here = "127.0.0.1" if local_size == world_size else None
     port, key = job_door(env, " ".join(env.get(name, "") for name in _JOB))
     return Placement(
         launcher=NAME,
@@ -26,7 +25,7 @@ def read(env: Environment) -> Placement:
         local_rank=number(env, "SLURM_LOCALID"),
         local_size=local_size,
         node_rank=node_rank,
-        address=env.get("MASTER_ADDR") or here or _first_host(env),
+        address=given_address(env, NAME, local_size == world_size) or _first_host(env),
         port=port,
         key=key,
     )

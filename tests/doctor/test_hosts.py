@@ -1,0 +1,259 @@
+"""The doctor on four hosts with links of their own, one of which is made ill in each test."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import namespaces
+import pytest
+from conftest import REPOSITORY, Finished, environment
+
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("doctor_hosts")]
+DEADLINE_SECONDS = 60
+FAST = "tc qdisc replace dev eth0 root tbf rate 200mbit burst 128kb latency 50ms"
+HEAL = f"tc qdisc del dev eth0 root; {FAST}"
+SLOW = "tc qdisc replace dev eth0 root tbf rate 20mbit burst 32kb latency 50ms"
+
+
+@dataclass
+class Ward:
+    """Four hosts, and a process that forks ranks onto them."""
+
+    made: namespaces.Hosts
+    folder: Path
+    prompt: subprocess.Popen[str]
+    calls: int = 0
+
+    def doctor(self, *words: str, **more: Any) -> list[Finished]:
+        """`tutti doctor` on all hosts, one rank each; what each has said."""
+        return self.call("doctor", *words, **more)
+
+    def call(
+        self,
+        *words: str,
+        absent: tuple[str, ...] = (),
+        prompts: dict[str, subprocess.Popen[str]] | None = None,
+        env: dict[str, dict[str, str]] | None = None,
+    ) -> list[Finished]:
+        """A command on all hosts but the absent ones; some may have another prompt, or other variables."""
+        self.calls += 1
+        orders: dict[subprocess.Popen[str], list[dict[str, Any]]] = {}
+        hosts = [host for host in self.made if host not in absent]
+        for host in hosts:
+            order = {
+                "host": self.made.by_name[host].life.pid,
+                "env": self._variables(host) | (env or {}).get(host, {}),
+                "cwd": str(self.folder),
+                "files": str(self._files(host)),
+                "words": words,
+            }
+            orders.setdefault((prompts or {}).get(host, self.prompt), []).append(order)
+        for prompt, given in orders.items():
+            assert prompt.stdin
+            prompt.stdin.write(json.dumps(given) + "\n")
+            prompt.stdin.flush()
+        return [_read(self._files(host)) for host in hosts]
+
+    def _files(self, host: str) -> Path:
+        return self.folder / f"{self.calls}-{host}"
+
+    def _variables(self, host: str) -> dict[str, str]:
+        rank = list(self.made).index(host)
+        return {
+            "RANK": str(rank),
+            "GROUP_RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.made.address("h1"),
+            "MASTER_PORT": str(29500 + self.calls),
+        }
+
+    @contextmanager
+    def ill(self, host: str, breaks: str, heals: str) -> Iterator[None]:
+        self.made.by_name[host].shell(breaks)
+        try:
+            yield
+        finally:
+            self.made.by_name[host].shell(heals)
+
+
+def _read(files: Path) -> Finished:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    code = files.with_name(f"{files.name}.code")
+    while not code.exists():
+        assert time.monotonic() < deadline, f"{files.name} did not end"
+        time.sleep(0.02)
+    out, err = (files.with_name(f"{files.name}.{end}").read_text() for end in ("out", "err"))
+    return Finished(int(code.read_text()), out, err)
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    if why := namespaces.unavailable():
+        pytest.skip(why)
+    with namespaces.hosts(4, rate="200mbit") as made, open_prompt() as prompt:
+        yield Ward(made, tmp_path_factory.mktemp("ward"), prompt)
+
+
+@contextmanager
+def open_prompt(**env: str) -> Iterator[subprocess.Popen[str]]:
+    given = environment(TORCH_CPP_LOG_LEVEL="FATAL", **env)
+    del given["TUTTI_TEST_SESSION"]  # it outlives a test
+    words = ["setpriv", "--pdeathsig", "KILL", sys.executable, str(Path(__file__).parent / "prompt.py")]
+    with subprocess.Popen(words, env=given, stdin=subprocess.PIPE, text=True) as prompt:
+        try:
+            yield prompt
+            assert prompt.stdin
+            prompt.stdin.close()
+            prompt.wait(DEADLINE_SECONDS)
+        finally:
+            prompt.kill()
+
+
+def findings(done: Finished) -> list[str]:
+    return [line for line in done.out.splitlines() if line.startswith(("fault:", "warning:"))]
+
+
+def slow_to(ward: Ward, host: str) -> str:
+    """Set-up of a sender that is slow towards one host only."""
+    return f"""
+    tc qdisc replace dev eth0 root handle 1: htb default 1
+    tc class add dev eth0 parent 1: classid 1:1 htb rate 200mbit burst 128kb
+    tc class add dev eth0 parent 1: classid 1:2 htb rate 20mbit burst 32kb
+    tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {ward.made.address(host)}/32 flowid 1:2
+    """
+
+
+def test_hosts_in_health_are_ready_and_the_record_has_all_figures(ward: Ward) -> None:
+    done, *others = ward.doctor("--json", "doctor.json")
+    assert (done.code, done.err) == (0, "")
+    assert findings(done) == []
+    assert "ready: 4 ranks on 4 hosts" in done.out
+    assert all((each.code, each.out, each.err) == (0, "", "") for each in others)
+    record = json.loads((ward.folder / "doctor.json").read_text())
+    assert record["ready"] and record["hosts"] == ["h1", "h2", "h3", "h4"]
+    assert {(link["first"], link["second"]) for link in record["links"]} == {
+        ("h1", "h2"),
+        ("h1", "h3"),
+        ("h1", "h4"),
+        ("h2", "h3"),
+        ("h2", "h4"),
+        ("h3", "h4"),
+    }
+    assert [each["bytes"] for each in record["all_reduce"]][:1] == [8]
+    assert {each["address"] for each in record["ranks"]} == {f"10.80.0.{n}" for n in range(1, 5)}
+    assert set(record["clock_offset_seconds"]) == {"h1", "h2", "h3", "h4"}
+    assert not list(ward.folder.glob(".tutti-doctor*"))
+
+
+def test_the_one_slow_link_is_named_with_both_its_hosts(ward: Ward) -> None:
+    with ward.ill("h2", slow_to(ward, "h3"), HEAL), ward.ill("h3", slow_to(ward, "h2"), HEAL):
+        done, *_ = ward.doctor()
+    assert done.code == 1
+    assert len(findings(done)) == 1
+    assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 is slow: ")
+    assert "not ready: 1 fault" in done.out
+
+
+def test_a_host_that_sends_slowly_on_all_links_is_named(ward: Ward) -> None:
+    with ward.ill("h4", SLOW, FAST):
+        done, *_ = ward.doctor()
+    assert done.code == 1
+    assert len(findings(done)) == 1
+    assert findings(done)[0].startswith("fault: host h4 sends slowly on all its links: ")
+
+
+def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(ward: Ward) -> None:
+    # Packets from h2 to h3 go to a card that nobody has, so that h3 is silent for it.
+    breaks = f"ip neigh replace {ward.made.address('h3')} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+    heals = f"ip neigh del {ward.made.address('h3')} dev eth0"
+    with ward.ill("h2", breaks, heals):
+        done, *others = ward.doctor()
+    assert done.code == 1
+    assert len(findings(done)) == 1
+    assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 does not work: host h")
+    assert "no answer within 3 s" in findings(done)[0]
+    assert "all-reduce" not in done.out
+    assert [each.code for each in others] == [0, 0, 0]
+
+
+def test_a_host_that_does_not_come_is_named_at_the_deadline(ward: Ward) -> None:
+    done, *_ = ward.doctor("--wait", "2", absent=("h4",))
+    assert done.code == 1
+    assert "fault: rank 3 of 4 did not come within 2 s; ranks 0-2 did." in done.out
+
+
+def test_a_wrong_interface_is_named(ward: Ward) -> None:
+    done, *_ = ward.doctor(env={"h2": {"GLOO_SOCKET_IFNAME": "docker0"}, "h3": {"GLOO_SOCKET_IFNAME": "eth7"}})
+    assert done.code == 1
+    assert "fault: rank 2 on host h3: the interface eth7 has no address there. Set GLOO_SOCKET_IFNAME" in done.out
+    assert "fault: no other host has a working link with host h2 (for example, host h" in done.out
+    assert "warning: rank 1 on host h2 has GLOO_SOCKET_IFNAME docker0, 2 of 4 ranks have " in done.out
+
+
+@pytest.fixture(scope="module")
+def odd_host(ward: Ward) -> Finished:
+    """What is said when h3 has other code, another folder of the same name, and no data."""
+    copy = ward.folder / "copy"
+    shutil.copytree(REPOSITORY / "tutti", copy / "tutti", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "recipes", copy / "recipes")
+    with open(copy / "tutti" / "models" / "mlp.py", "a") as file:
+        file.write("# a change\n")
+    for folder in ("data", "runs"):
+        (ward.folder / folder).mkdir()
+    (ward.folder / "data" / "images").write_bytes(bytes(1000))
+    hide = "\n".join(f"mount -t tmpfs tmpfs {ward.folder / name}" for name in ("data", "runs"))
+    show = "\n".join(f"umount {ward.folder / name}" for name in ("data", "runs"))
+    with open_prompt(PYTHONPATH=str(copy)) as other, ward.ill("h3", hide, show):
+        done, *_ = ward.doctor("mnist", "data.path=data", "--wait", "20", prompts={"h3": other})
+    return done
+
+
+def test_a_host_with_other_code_is_named(odd_host: Finished) -> None:
+    assert odd_host.code == 1
+    (line,) = [line for line in findings(odd_host) if "code" in line]
+    assert line.startswith("fault: rank 2 on host h3 has tutti's code with digest ")
+    assert ", all others have tutti's code with digest " in line
+
+
+def test_a_host_without_the_data_is_named(odd_host: Finished) -> None:
+    (line,) = [line for line in findings(odd_host) if "data" in line]
+    assert line.startswith("fault: rank 2 on host h3 has data of 0 names, 0 B with digest ")
+    assert ", all others have data of 1 name, 1000 B with digest " in line
+
+
+def test_a_host_that_does_not_share_the_folder_is_named(odd_host: Finished) -> None:
+    (line,) = [line for line in findings(odd_host) if "do not share" in line]
+    assert line.startswith("fault: host h3 and host h1 do not share ")
+
+
+def test_a_run_starts_after_its_preflight_and_keeps_the_record(ward: Ward) -> None:
+    (ward.folder / "run").mkdir()
+    done = ward.call("preflight", "run")
+    assert [(each.code, each.out, each.err) for each in done] == [(0, "joined 4 ranks\n", "")] * 4
+    assert json.loads((ward.folder / "run" / "doctor.json").read_text())["ready"]
+
+
+def test_a_run_with_a_fault_does_not_start_and_every_rank_knows_why(ward: Ward) -> None:
+    (ward.folder / "apart").mkdir()
+    apart = ward.folder / "apart"
+    with ward.ill("h2", f"mount -t tmpfs tmpfs {apart}", f"umount {apart}"), ward.ill("h4", SLOW, FAST):
+        done = ward.call("preflight", "apart")
+    texts = {each.err for each in done}
+    assert [each.code for each in done] == [2] * 4
+    assert len(texts) == 1
+    assert texts.pop().startswith(
+        f"error: the preflight has found faults:\n  fault: host h2 and host h1 do not share {apart}"
+    )
+    assert done[0].out.startswith("warning: host h4 sends slowly on all its links: ")
+    assert [each.out for each in done[1:]] == [""] * 3
+    record = json.loads((apart / "doctor.json").read_text())
+    assert not record["ready"] and len(record["faults"]) == len(record["warnings"]) == 1

@@ -1,0 +1,130 @@
+"""Measurements over real sockets of this host, marks in real folders, and what is said when they fail."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tutti.doctor.facts import Facts
+from tutti.doctor.links import Server, close_all, connect, connect_all, measure, measure_clock
+from tutti.doctor.plan import Place, check_addresses, gather_links, make_plan, name_hosts_apart
+from tutti.doctor.shared_folder import find_marks, judge_folder, leave_mark, nearest_folder, remove_mark
+
+WORD = "a word of this job"
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    server = Server("127.0.0.1", WORD)
+    yield Place("here", "127.0.0.1", server.port)
+    server.close()
+
+
+def test_a_link_has_latency_and_speed_both_ways(place: Place) -> None:
+    with connect(place, WORD) as connection:
+        link = measure(connection, "here", "there", seconds=0.001)
+        offset, error = measure_clock(connection)
+    assert link.error is None
+    assert min(link.there, link.back, link.latency_seconds) > 0
+    assert abs(offset) <= max(error, 1e-3)
+
+
+def test_who_does_not_know_the_word_is_turned_away(place: Place) -> None:
+    with pytest.raises(ConnectionError, match="the other end has closed the connection"):
+        connect(place, "x" * len(WORD))
+
+
+def test_all_connections_are_tried_at_once_and_the_dead_ones_tell_why(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    found = connect_all({0: place, 7: Place("gone", "127.0.0.1", port)}, WORD)
+    assert isinstance(found[0], socket.socket)
+    assert found[7] == f"127.0.0.1:{port} on host gone: connection refused"
+    close_all(list(found.values()))
+    assert connect_all({}, WORD) == {}
+
+
+def test_a_link_that_ends_in_the_middle_is_an_error_of_the_link() -> None:
+    near, far = socket.socketpair()
+    threading.Thread(target=far.close).start()
+    with near:
+        link = measure(near, "a", "b", 0.01)
+    assert link.error and link.error.startswith("it connects, but then ")
+
+
+def ranks() -> list[Facts]:
+    return [
+        Facts(rank=0, host="a", address="10.0.0.1", port=1000),
+        Facts(rank=1, host="a", address="10.0.0.1", local_rank=1),
+        Facts(rank=2, host="b", address="10.0.0.2", port=2000),
+        Facts(rank=3, host="c", address="10.0.0.3", port=3000),
+    ]
+
+
+def test_one_rank_stands_for_each_host() -> None:
+    plan = make_plan(ranks(), "/runs", WORD, quick=False)
+    assert plan.ranks == [0, 1, 2, 3]
+    assert plan.speakers == [0, 2, 3]
+    assert plan.places[1] == Place("b", "10.0.0.2", 2000)
+    assert type(plan).from_plain(plan.plain()) == plan
+
+
+def test_connections_that_fail_one_way_or_both_are_dead_links() -> None:
+    plan = make_plan(ranks(), "/runs", WORD, quick=False)
+    good = {"there": 5.0, "back": 6.0, "latency_seconds": 1.0}
+    answers = [
+        {"links": [{"first": "a", "second": "b", **good}, {"first": "a", "second": "c", **good}], "unreachable": {}},
+        {"links": [], "unreachable": {"2": "c: no answer"}},
+        {"links": [], "unreachable": {"0": "a: no answer", "1": "b: no answer"}},
+    ]
+    links = {(link.first, link.second): link for link in gather_links(plan, answers)}
+    assert links["a", "b"].error is None
+    assert links["a", "c"].error == "host c finds no connection to a: no answer (the other way round there is one)"
+    assert links["b", "c"].error == "host b finds no connection to c: no answer"
+    assert len(gather_links(plan, [answers[0], None, None])) == 2
+
+
+def test_addresses_that_nobody_reaches_are_faults() -> None:
+    facts = [
+        *ranks(),
+        Facts(rank=4, host="d", address="", interface="eth7"),
+        Facts(rank=5, host="e", address="127.0.1.1"),
+    ]
+    first, second = (each.line() for each in check_addresses(facts))
+    assert first.startswith("fault: rank 4 on host d: the interface eth7 has no address there.")
+    assert second.startswith("fault: rank 5 on host e would be at 127.0.1.1")
+    assert check_addresses([Facts(host="a", address="127.0.0.1")]) == []
+
+
+def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
+    facts = [
+        Facts(host="node", address="10.0.0.1"),
+        Facts(rank=1, host="node", address="10.0.0.2"),
+        Facts(rank=2, host="b"),
+    ]
+    assert [each.host for each in name_hosts_apart(facts)] == ["node (10.0.0.1)", "node (10.0.0.2)", "b"]
+
+
+def test_marks_are_seen_by_who_shares_the_folder(tmp_path: Path) -> None:
+    assert leave_mark(tmp_path, WORD, 0) is None
+    assert leave_mark(tmp_path, WORD, 2) is None
+    assert find_marks(tmp_path, WORD, [0, 2], seconds=0) == [0, 2]
+    assert find_marks(tmp_path, WORD, [0, 1, 2], seconds=0) == [0, 2]
+    for number in (0, 1, 2):
+        remove_mark(tmp_path, WORD, number)
+    assert list(tmp_path.iterdir()) == []
+    assert leave_mark(tmp_path / "nothing", WORD, 0) == "it is not there"
+    assert find_marks(tmp_path / "nothing", WORD, [0], seconds=0) == []
+    assert nearest_folder(tmp_path / "a" / "b") == tmp_path
+
+
+def test_hosts_without_the_shared_folder_are_named() -> None:
+    hosts = ["a", "b", "c", "d"]
+    assert judge_folder("/runs", hosts, {}, {0: [0, 1, 2, 3], 1: [0], 2: [0], 3: [0]}) == []
+    (apart,) = judge_folder("/runs", hosts, {}, {0: [0, 1], 1: [0], 2: [], 3: []})
+    assert apart.line().startswith("fault: hosts c, d and host a do not share /runs: what one writes there")
+    absent, apart = judge_folder("/runs", hosts, {2: "it is not there"}, {0: [0, 1], 1: [0], 2: [], 3: [0]})
+    assert absent.line().startswith("fault: host c cannot use the run's folder /runs: it is not there.")
+    assert apart.line().startswith("fault: host d and host a do not share /runs")

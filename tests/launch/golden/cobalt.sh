@@ -1,0 +1,44 @@
+#!/bin/bash
+# mnist/large_batch on 4 nodes x 4 ranks, written by `tutti submit --on cobalt`.
+#COBALT --jobname mnist-large_batch
+#COBALT -A sdl
+#COBALT -n 4
+#COBALT -t 91
+#COBALT -o /scratch/me/runs/mnist/large_batch/2026-11-15_101500/logs/job-cobalt.out
+#COBALT -e /scratch/me/runs/mnist/large_batch/2026-11-15_101500/logs/job-cobalt.out
+
+# The run, and where relative paths of its recipe start.
+FOLDER=/scratch/me/runs/mnist/large_batch/2026-11-15_101500
+cd '/scratch/me/my project' || exit
+# The scheduler brings its output at the end of the job: here it can be followed.
+exec >>"$FOLDER/logs/job-$COBALT_JOBID.out" 2>&1
+
+# The software.
+set -u  # not earlier: modules and environments use variables that are not set
+PYTHON=/home/me/venv/bin/python
+
+# What the ranks find in their environment, first of all when the allocation ends.
+ends=${COBALT_ENDTIME:-$(($(date +%s) + 5430))}
+export TUTTI_JOB_ENDS="$ends"
+export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export OMP_NUM_THREADS=16
+
+# How a command of tutti is started on every rank.
+ranks=(
+  aprun -n 16 -N 4 -d 16 -j 1
+  "$PYTHON" -m tutti
+)
+
+# Has the run been started too often, or been cancelled? Then the job ends here.
+"$PYTHON" -m tutti requeue "$FOLDER" --begin "$COBALT_JOBID" || exit
+
+# The shell outlives these signals, and remembers that it was told to end; the ranks save and end.
+told=
+trap 'told=yes' TERM
+trap : USR1
+# Training goes on from the newest checkpoint, or begins where there is none.
+"${ranks[@]}" train "$FOLDER"
+code=$?
+
+# What follows from the exit code: the run is complete, is started again, or has failed.
+"$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}

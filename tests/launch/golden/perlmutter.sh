@@ -1,0 +1,54 @@
+#!/bin/bash
+# mnist/large_batch on 4 nodes x 4 ranks, written by `tutti submit --on perlmutter`.
+#SBATCH --job-name=mnist-large_batch
+#SBATCH --account=m1234
+#SBATCH --qos=regular
+#SBATCH --constraint=gpu
+#SBATCH --nodes=4
+#SBATCH --ntasks=16
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --time=36:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --output=/scratch/me/runs/mnist/large_batch/2026-11-15_101500/logs/job-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+
+# The run, and where relative paths of its recipe start.
+FOLDER=/scratch/me/runs/mnist/large_batch/2026-11-15_101500
+cd '/scratch/me/my project' || exit
+
+# The software.
+set -u  # not earlier: modules and environments use variables that are not set
+PYTHON=/home/me/venv/bin/python
+
+# What the ranks find in their environment, first of all when the allocation ends.
+ends=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
+ends=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || ends=$(($(date +%s) + 129600))
+export TUTTI_JOB_ENDS="$ends"
+export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export PYTHONPATH='/scratch/me/my project'
+export OMP_NUM_THREADS=16
+export GLOO_SOCKET_IFNAME=hsn0
+export NCCL_SOCKET_IFNAME=hsn0
+
+# How a command of tutti is started on every rank.
+ranks=(
+  srun --nodes=4 --ntasks=16 --ntasks-per-node=4 --cpus-per-task=32 --cpu-bind=cores --gpus-per-node=4 --gpu-bind=none --kill-on-bad-exit=0 --wait=60
+  "$PYTHON" -m tutti
+)
+
+# Has the run been started too often, or been cancelled? Then the job ends here.
+"$PYTHON" -m tutti requeue "$FOLDER" --begin "$SLURM_JOB_ID" || exit
+
+# The shell outlives these signals, and remembers that it was told to end; the ranks save and end.
+told=
+trap 'told=yes' TERM
+trap : USR1
+# Training goes on from the newest checkpoint, or begins where there is none.
+"${ranks[@]}" train "$FOLDER" --preflight
+code=$?
+
+# What follows from the exit code: the run is complete, is started again, or has failed.
+"$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}

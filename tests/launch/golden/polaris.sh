@@ -1,0 +1,54 @@
+#!/bin/bash
+# mnist/large_batch on 4 nodes x 4 ranks, written by `tutti submit --on polaris`.
+#PBS -N mnist-large_batch
+#PBS -A datascience
+#PBS -q prod
+#PBS -l select=4:system=polaris
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle
+#PBS -l walltime=02:00:00
+#PBS -o /scratch/me/runs/mnist/large_batch/2026-11-15_101500/logs/job-pbs.out
+#PBS -j oe
+#PBS -r y
+#PBS -m n
+
+# The run, and where relative paths of its recipe start.
+FOLDER=/scratch/me/runs/mnist/large_batch/2026-11-15_101500
+cd '/scratch/me/my project' || exit
+# The scheduler brings its output at the end of the job: here it can be followed.
+exec >>"$FOLDER/logs/job-$PBS_JOBID.out" 2>&1
+
+# The software.
+module use /soft/modulefiles
+module load conda
+conda activate base
+set -u  # not earlier: modules and environments use variables that are not set
+PYTHON=/home/me/venv/bin/python
+
+# What the ranks find in their environment, first of all when the allocation ends.
+ends=$(($(date +%s) + 7200))
+export TUTTI_JOB_ENDS="$ends"
+export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export OMP_NUM_THREADS=8
+export GLOO_SOCKET_IFNAME=hsn0
+export NCCL_SOCKET_IFNAME=hsn0
+
+# How a command of tutti is started on every rank.
+ranks=(
+  mpiexec -n 16 -ppn 4 --depth 8 --cpu-bind depth
+  "$PYTHON" -m tutti
+)
+
+# Has the run been started too often, or been cancelled? Then the job ends here.
+"$PYTHON" -m tutti requeue "$FOLDER" --begin "$PBS_JOBID" || exit
+
+# The shell outlives these signals, and remembers that it was told to end; the ranks save and end.
+told=
+trap 'told=yes' TERM
+trap : USR1
+# Training goes on from the newest checkpoint, or begins where there is none.
+"${ranks[@]}" train "$FOLDER"
+code=$?
+
+# What follows from the exit code: the run is complete, is started again, or has failed.
+"$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}

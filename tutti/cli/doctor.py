@@ -1,0 +1,131 @@
+"""`tutti doctor`: examine this machine or all hosts of an allocation, on ranks started here or as one of them."""
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tutti.config.load import resolve
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError, LaunchError, TuttiError
+from tutti.launch import local
+from tutti.launch.failure import describe, leave_note, quote
+from tutti.launch.nursery import keep, open_nursery
+from tutti.launch.parents import end_with_parent
+from tutti.launch.threads import threads_per_rank
+from tutti.records.folder import RunFolder
+from tutti.runtime.discovery import discover
+from tutti.runtime.placement import Placement
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
+_RECORD = "doctor.json"
+
+
+def doctor(
+    recipe: str | None, overrides: list[str], ranks: int | None, out: str | None, record: Path | None, wait: float
+) -> None:
+    """Examine all ranks; exit code 1 where there are faults."""
+    if ranks is not None:
+        local.check_ranks(ranks)
+    if wait <= 0:
+        raise ConfigError(f"--wait {wait:g}: expected a number of seconds above 0.")
+    placement = discover(os.environ)
+    if placement.world_size > 1 and ranks not in (None, placement.world_size):
+        raise LaunchError(
+            f"-n {ranks}, but {placement.launcher} has already started {placement.world_size} ranks. "
+            "Leave out -n under a launcher."
+        )
+    config, folder = _read(recipe, overrides)
+    if record is not None and not record.absolute().parent.is_dir():
+        raise ConfigError(
+            f"--json {record}: there is no folder {record.absolute().parent}. Make it, or choose another."
+        )
+    if placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ or ranks == 1:
+        _as_rank(placement, config, Path(out) if out else folder, record, wait)
+    else:
+        _start(ranks or 2)
+
+
+def _read(recipe: str | None, overrides: list[str]) -> tuple[RunConfig | None, Path]:
+    """What a recipe or a run folder says, and the folder that all hosts should share."""
+    if recipe is None:
+        return None, Path("runs")
+    local.make_importable(recipe)
+    folder = RunFolder(Path(recipe))
+    if folder.config.is_file():
+        return resolve(str(folder.config), overrides).config, folder.path
+    config = resolve(recipe, overrides).config
+    return config, Path(config.out)
+
+
+def _start(ranks: int) -> None:
+    """Have local ranks do it; what they print is the report, and their logs are kept for a moment only."""
+    open_nursery(["tutti.doctor.run"], threads_per_rank(ranks, os.environ))
+    with tempfile.TemporaryDirectory(prefix="tutti-doctor-") as path:
+        folder = RunFolder(Path(path))
+        folder.logs.mkdir()
+        failure = local.start_ranks(ranks, ["-m", "tutti", *sys.argv[1:]], folder, forked=True)
+        if failure is None:
+            return
+        if not (folder.path / _RECORD).exists():
+            print(failure.message(folder), file=sys.stderr)
+    sys.exit(failure.exit_code)
+
+
+def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> None:
+    """Be one of the ranks; threads of torch may wait for ranks that are gone, so it ends at once."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if local.FOLDER_VARIABLE in os.environ:
+        end_with_parent()
+    try:
+        code = _examine(placement, config, folder, record, wait)
+    except TuttiError as error:
+        code = _tell(placement, error, error.exit_code, said=True)
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        code = _tell(placement, error, 1, said=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code or not keep(None):  # a forked rank returns to who has forked it
+        os._exit(code)
+
+
+def _examine(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> int:
+    from tutti.doctor.report import print_report, write_record
+    from tutti.doctor.run import examine
+
+    report = examine(placement, config, folder, wait)
+    if report is None:
+        return 0
+    print_report(report)
+    if record is not None:
+        write_record(report, record)
+        print(f"record: {record}")
+    elif RunFolder(folder).config.is_file():
+        write_record(report, folder / _RECORD)
+    if given := os.environ.get(local.FOLDER_VARIABLE):
+        write_record(report, Path(given) / _RECORD)
+    return 1 if report.faults else 0
+
+
+def _tell(placement: Placement, error: BaseException, exit_code: int, said: bool) -> int:
+    """Tell the launcher that started this rank, or whoever looks at the screen."""
+    failure = describe(placement.rank, error, exit_code, said)
+    if notes := os.environ.get(local.NOTES_VARIABLE):
+        leave_note(Path(notes), failure)
+    if said and local.FOLDER_VARIABLE not in os.environ:  # its launcher would say it again
+        print(f"error: {failure.text}", file=sys.stderr)
+    if not said:
+        lines = traceback.format_exc().splitlines()[-12:]
+        print(
+            f"error: rank {failure.rank} on host {failure.host} failed: {failure.text}:{quote(lines)}", file=sys.stderr
+        )
+    return exit_code
+
+
+def _terminate(*_: Any) -> None:
+    raise KeyboardInterrupt

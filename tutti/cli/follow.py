@@ -1,0 +1,107 @@
+"""`tutti status`, `tutti logs` and `tutti cancel`: submitted runs, by run folder."""
+
+import contextlib
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tutti.errors import FolderError
+from tutti.launch import following
+from tutti.launch.following import Status, choose, look, output_files
+from tutti.launch.resources import show_time
+from tutti.records.jobs import Attempt, describe, find_jobs
+from tutti.records.screen import show_number
+
+
+def status(folder: Path | None, out: Path) -> None:
+    """Print how one submitted run stands, or a row for each."""
+    if folder is not None:
+        _print_one(look(choose(folder, out)))
+        return
+    found = find_jobs(out) if out.is_dir() else []
+    if not found:
+        print(f"no submitted runs in {out}")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("job", "recipe", "state", "starts", "step", "metrics", "run folder"):
+        table.add_column(title, justify="right" if title in ("starts", "step") else "left", no_wrap=True)
+    for run in found:
+        table.add_row(*_row(look(run)))
+    width = Console(width=1000).measure(table).maximum
+    Console(width=width, highlight=False).print(table, soft_wrap=True)  # a long line beats a cut one
+
+
+def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None:
+    """Print what a job or one of its ranks has printed, and go on until it has ended."""
+    run = choose(folder, out)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            for text in following.follow(run, rank):
+                print(text, end="", flush=True)
+        return
+    files = output_files(run, rank)
+    found = [path for path in files if path.is_file()]
+    if not found:
+        name = files[-1] if files else run.logs / "job-*.out"
+        raise FolderError(f"{name} is not there: the job has not started yet. Look at it with: tutti status {run.path}")
+    for path in found:
+        print(path.read_text(errors="replace"), end="")
+
+
+def cancel(folder: Path, out: Path) -> None:
+    """Ask the scheduler to end a job."""
+    job, asked = following.cancel(choose(folder, out))
+    name = f"{job.scheduler} job {job.ids[-1] if job.ids else '?'}"
+    if asked:
+        print(f"{name}: asked to save and end. Look at it with: tutti status {folder}; asked again, it ends at once.")
+    else:
+        print(f"{name} has already ended: {look(choose(folder, out)).state}")
+
+
+def _print_one(status: Status) -> None:
+    job, known = status.job, status.known
+    detail = f" {known.detail}" if known and known.detail and not known.is_over else ""
+    left = known.seconds_left if known else None
+    time_left = f", {show_time(max(0, left))} left" if left is not None else ""
+    print(f"run folder  {status.folder.path}")
+    print(f"recipe      {job.recipe} on {job.resources['nodes']} node(s), {job.resources['ranks']} rank(s)")
+    print(f"job         {job.scheduler} {job.ids[-1] if job.ids else '?'} at {job.site}, submitted {job.submitted}")
+    print(f"state       {status.state}{detail}{time_left}")
+    print(f"starts      {len(job.attempts)} of at most {job.max_requeues + 1}")
+    for attempt in job.attempts:
+        print(f"            {_describe(attempt)}")
+    print(f"progress    {_progress(status)}")
+    if status.last_event:
+        print(f"metrics     {_metrics(status)}")
+
+
+def _row(status: Status) -> tuple[str, ...]:
+    job = status.job
+    name = f"{job.scheduler} {job.ids[-1] if job.ids else '?'}"
+    starts = f"{len(job.attempts)}/{job.max_requeues + 1}"
+    return name, job.recipe, status.state, starts, _steps(status), _metrics(status), str(status.folder.path)
+
+
+def _describe(attempt: Attempt) -> str:
+    """One start: when, from which step to which, and what followed."""
+    if attempt.ended is None:
+        return f"{attempt.started}: from step {attempt.first_step:,}"
+    steps = f"checkpoints from step {attempt.first_step:,} to {attempt.last_step or 0:,}"
+    return f"{attempt.started}: {steps}, exit code {attempt.code}; {describe(attempt.outcome, attempt.reason)}"
+
+
+def _steps(status: Status) -> str:
+    return f"{status.step:,}/{status.total_steps:,}" if status.total_steps else "-"
+
+
+def _progress(status: Status) -> str:
+    if not status.total_steps:
+        return "no step yet"
+    return f"step {_steps(status)} ({status.step / status.total_steps:.1%})"
+
+
+def _metrics(status: Status) -> str:
+    """The losses and metrics of the last thing the run has written."""
+    results = {k: v for k, v in status.last_event.items() if k.endswith("loss") or k.startswith(("train_", "valid_"))}
+    return "  ".join(f"{name.replace('_', ' ')} {show_number(name, value)}" for name, value in results.items())

@@ -1,0 +1,173 @@
+"""Ranks held against each other: what most of them have is taken for right, and those that differ are named."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tutti.doctor.facts import Facts
+from tutti.doctor.findings import Finding, count, fault, format_bytes, name_ranks, warning
+from tutti.doctor.sources import MISSING
+
+MEMORY_BYTES_PER_RANK = 512 << 20
+FOLDER_BYTES = 1 << 30
+SCRATCH_BYTES = 256 << 20
+SHARED_MEMORY_BYTES = 60 << 20
+LOCKED_BYTES = 64 << 20
+CLOCK_SECONDS = 2.0
+_CODE = "code"
+
+
+def compare(facts: Sequence[Facts]) -> list[Finding]:
+    """All that differs between ranks, and what is too small for them."""
+    findings = [fault(text) for text in _compare_versions(facts)]
+    findings += _compare_code(facts) + _compare_data(facts) + _compare_devices(facts)
+    for key in sorted({key for each in facts for key in each.environment}):
+        values = [each.environment.get(key, "not set") for each in facts]
+        findings += [warning(text) for text in _odd_ones(facts, values, lambda value, key=key: f"{key} {value}")]
+    return findings + _find_shortages(facts)
+
+
+def disagreements(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
+    """One line for each group of ranks with other versions or code than most; both lists are in the order of ranks."""
+    pairs = enumerate(zip(hosts, fingerprints, strict=True))
+    return _compare_versions([Facts(rank=rank, host=host, fingerprint=dict(each)) for rank, (host, each) in pairs])
+
+
+def compare_clocks(offsets: Mapping[str, float]) -> list[Finding]:
+    """Hosts whose clocks are not rank 0's."""
+    return [
+        warning(
+            f"the clock of host {host} is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} rank 0's: "
+            f"expected less than {CLOCK_SECONDS:g} s. Times in logs will not fit together: have it set by NTP."
+        )
+        for host, offset in offsets.items()
+        if abs(offset) > CLOCK_SECONDS
+    ]
+
+
+def _odd_ones(facts: Sequence[Facts], values: Sequence[Any], name: Callable[[Any], str]) -> Iterator[str]:
+    """Who has another value than most; of values that are equally frequent, rank 0's is taken for right."""
+    counts = Counter(values)
+    usual = max(counts, key=lambda value: (counts[value], value == values[0]))
+    odd: dict[tuple[str, Any], list[int]] = {}
+    for each, value in zip(facts, values, strict=True):
+        if value != usual:
+            odd.setdefault((each.host, value), []).append(each.rank)
+    if counts[usual] == 1:
+        most = f"rank {facts[values.index(usual)].rank} has"
+    else:
+        most = "all others have" if len(odd) == 1 else f"{counts[usual]} of {len(values)} ranks have"
+    for (host, value), ranks in odd.items():
+        has = "has" if len(ranks) == 1 else "have"
+        yield f"{name_ranks(ranks)} on host {host} {has} {name(value)}, {most} {name(usual)}"
+
+
+def _compare_versions(facts: Sequence[Facts]) -> list[str]:
+    lines = []
+    for key in dict.fromkeys(key for each in facts for key in each.fingerprint):
+        values = [each.fingerprint.get(key, MISSING) for each in facts]
+        fix = "Install the same on all hosts, or start from a folder that they share."
+        lines += [f"{text}. {fix}" for text in _odd_ones(facts, values, lambda value, key=key: _version(key, value))]
+    return lines
+
+
+def _version(key: str, value: str) -> str:
+    if value == MISSING:
+        return f"no {key}"
+    return f"tutti's code with digest {value}" if key == _CODE else f"{key} {value}"
+
+
+def _compare_code(facts: Sequence[Facts]) -> list[Finding]:
+    findings = []
+    for module in sorted({module for each in facts for module in each.user_code}):
+        values = [each.user_code.get(module, MISSING) for each in facts]
+        if set(values) == {MISSING}:
+            findings.append(
+                fault(f"no rank finds the module {module!r} that the recipe names. Set PYTHONPATH to its folder.")
+            )
+        describe = _describe_code(module)
+        fix = "Put the same code on all hosts."
+        findings += [fault(f"{text}. {fix}") for text in _odd_ones(facts, values, describe)]
+    return findings
+
+
+def _describe_code(module: str) -> Callable[[str], str]:
+    return lambda value: f"no module {module!r}" if value == MISSING else f"the module {module!r} with digest {value}"
+
+
+def _compare_data(facts: Sequence[Facts]) -> list[Finding]:
+    """Data is looked at by the first rank of each host."""
+    findings = []
+    looked = [each for each in facts if each.data]
+    for path in sorted({path for each in looked for path in each.data}):
+        values = [_describe_data(path, each.data.get(path, {"kind": MISSING})) for each in looked]
+        if set(values) == {f"no {path}"}:
+            findings.append(fault(f"no host has {path}, where the recipe reads its data. Set data.path, or fetch it."))
+        fix = "Put the same data where every host reads it."
+        findings += [fault(f"{text}. {fix}") for text in _odd_ones(looked, values, str)]
+    return findings
+
+
+def _describe_data(path: str, state: Mapping[str, Any]) -> str:
+    kind = state["kind"]
+    if kind == MISSING:
+        return f"no {path}"
+    if kind == "unreadable":
+        return f"{path} that it cannot read ({state['why']})"
+    inside = f"{count(state['entries'], 'name')}, " if kind == "folder" else ""
+    return f"{path} of {inside}{format_bytes(state['bytes'])} with digest {state['digest']}"
+
+
+def _compare_devices(facts: Sequence[Facts]) -> list[Finding]:
+    values = [", ".join(each.devices) or "no GPU" for each in facts]
+    findings = [
+        fault(f"{text}. Ask for the same GPUs on all hosts.")
+        for text in _odd_ones(facts, values, lambda value: f"visible devices: {value}" if value != "no GPU" else value)
+    ]
+    broken = [each for each in facts if each.device.startswith("failed")]
+    return findings + [
+        fault(f"rank {each.rank} on host {each.host}: its GPU {each.device}. Take the host out, or reset the GPU.")
+        for each in broken
+    ]
+
+
+def _find_shortages(facts: Sequence[Facts]) -> list[Finding]:
+    """What is too small for so many ranks, told once for each host."""
+    findings = []
+    world_size = max((each.rank for each in facts), default=0) + 1
+    for host in dict.fromkeys(each.host for each in facts):
+        here = [each for each in facts if each.host == host]
+        for what, has, needs, fix in _needs(here, world_size):
+            if 0 <= has < needs:
+                findings.append(warning(f"host {host} has {what}, expected {fix}"))
+    return findings
+
+
+def _needs(here: Sequence[Facts], world_size: int) -> Iterator[tuple[str, int, int, str]]:
+    """What there is, how much, how much is needed, and the rest of the sentence."""
+    first, ranks = here[0], len(here)
+    files, processes = 256 + 4 * world_size, 256 + 64 * ranks
+    limit = min(each.limits.get("open files", -1) for each in here)
+    yield (
+        f"a limit of {limit:,} open files",
+        limit,
+        files,
+        f"{files:,} for {count(world_size, 'rank')}. Set ulimit -n {files}.",
+    )
+    limit = min(each.limits.get("processes", -1) for each in here)
+    text = f"{processes:,} for {count(ranks, 'rank')} on it. Set ulimit -u {processes}."
+    yield f"a limit of {limit:,} processes", limit, processes, text
+    if first.infiniband:
+        locked = min(each.limits.get("locked memory", -1) for each in here)
+        text = "no limit, which InfiniBand needs. Set ulimit -l unlimited."
+        yield f"a limit of {format_bytes(locked)} of locked memory", locked, LOCKED_BYTES, text
+    if first.memory_total:
+        needs = MEMORY_BYTES_PER_RANK * ranks
+        text = f"{format_bytes(needs)} for {count(ranks, 'rank')}. Look who uses it, or start fewer ranks there."
+        yield f"{format_bytes(first.memory_free)} of free memory", first.memory_free, needs, text
+    for what, free, needs in (
+        (f"{format_bytes(first.folder_free)} free in {first.folder}", first.folder_free, FOLDER_BYTES),
+        (f"{format_bytes(first.scratch_free)} free in {first.scratch}", first.scratch_free, SCRATCH_BYTES),
+        (f"{format_bytes(first.shared_memory_free)} free in /dev/shm", first.shared_memory_free, SHARED_MEMORY_BYTES),
+    ):
+        yield what, free, needs, f"{format_bytes(needs)} or more. Make room, or choose another place."

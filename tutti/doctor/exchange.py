@@ -1,0 +1,68 @@
+"""Values between ranks through the store at which they meet, each wait with a deadline; no process group is needed."""
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from tutti.errors import LaunchError
+
+
+class Exchange:
+    """Plain values by key; what is not there in time is None."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self._store = store
+        self.rank = rank
+
+    def put(self, key: str, value: Any) -> None:
+        try:
+            self._store.set(key, json.dumps(value))
+        except dist.DistError as error:
+            raise _gone(error) from error
+
+    def take(self, key: str, seconds: float) -> Any:
+        """The value of a key."""
+        return self.collect([key], seconds).get(key)
+
+    def collect(self, keys: Iterable[str], seconds: float) -> dict[str, Any]:
+        """The values of those keys that are there in time."""
+        wanted = list(keys)
+        try:
+            try:
+                self._store.wait(wanted, timedelta(seconds=seconds))
+            except dist.DistStoreError:
+                wanted = [key for key in wanted if self._store.check([key])]
+            return {key: json.loads(self._store.get(key)) for key in wanted}
+        except dist.DistError as error:
+            raise _gone(error) from error
+
+    def tell_any(self, key: str, value: Any, count: int) -> None:
+        """Put a value that any of so many ranks may have; once all have told, the key is there in any case."""
+        if value is not None:
+            self.put(key, value)
+        try:
+            if self._store.add(f"{key}/told", 1) == count and not self._store.check([key]):
+                self.put(key, None)
+        except dist.DistError as error:
+            raise _gone(error) from error
+
+    def meet(self, key: str, count: int, seconds: float) -> bool:
+        """Wait until so many ranks are here; whether they came in time."""
+        try:
+            if self._store.add(f"{key}/count", 1) == count:
+                self._store.set(f"{key}/open", "")
+            self._store.wait([f"{key}/open"], timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            return False
+        except dist.DistError as error:
+            raise _gone(error) from error
+        return True
+
+
+def _gone(error: Exception) -> LaunchError:
+    return LaunchError(
+        f"rank 0, at whose store the ranks meet, is gone ({str(error).splitlines()[0]}). Look at what it has printed."
+    )

@@ -1,0 +1,173 @@
+"""What a rank knows of itself and its host."""
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tutti.config.run import RunConfig
+from tutti.doctor.sources import OWN_FOLDER, data_paths, own_code, state_of, user_code
+from tutti.launch.threads import threads_per_rank
+from tutti.runtime.placement import Placement
+
+PACKAGES = ("torch", "numpy", "tutti")
+# Settings that have to be the same everywhere; of CUDA's, those which show each rank its own GPU may differ.
+PREFIXES = ("OMP_", "GLOO_", "NCCL_", "CUDA_", "MASTER_")
+_OWN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One rank's report; every field has a default, so that ranks with other versions of this code can be read."""
+
+    rank: int = 0
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = ""
+    launcher: str = ""
+    address: str = ""
+    interface: str = ""
+    port: int = 0  # where the rank that stands for its host answers link tests
+    device: str = ""
+    devices: list[str] = field(default_factory=list)
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    code_folder: str = ""
+    user_code: dict[str, str] = field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cpus: list[int] = field(default_factory=list)
+    threads: int = 0
+    memory_free: int = 0
+    memory_total: int = 0
+    shared_memory_free: int = 0
+    scratch: str = ""
+    scratch_free: int = 0
+    folder: str = ""
+    folder_free: int = 0
+    limits: dict[str, int] = field(default_factory=dict)  # -1 is without limit
+    infiniband: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Facts":
+        known = {each.name for each in fields(cls)}
+        return cls(**{key: value for key, value in plain.items() if key in known})
+
+
+def fingerprint() -> dict[str, str]:
+    """The versions of a rank and a digest of tutti's code, in a few milliseconds."""
+    versions = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **versions, "code": own_code()}
+
+
+def find_facts(
+    placement: Placement, config: RunConfig | None, folder: Path, address: str, interface: str, port: int
+) -> Facts:
+    """All that this rank can say alone."""
+    device, devices = _find_devices(placement, config)
+    free, total = read_memory()
+    scratch = tempfile.gettempdir()
+    return Facts(
+        rank=placement.rank,
+        local_rank=placement.local_rank,
+        local_size=placement.local_size,
+        host=platform.node(),
+        launcher=placement.launcher,
+        address=address,
+        interface=interface,
+        port=port,
+        device=device,
+        devices=devices,
+        fingerprint=fingerprint(),
+        code_folder=str(OWN_FOLDER),
+        user_code=user_code(config) if config else {},
+        data={path: state_of(path) for path in data_paths(config)} if config and placement.local_rank == 0 else {},
+        cpus=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        threads=threads_per_rank(placement.local_size, os.environ, config.runtime.threads if config else None),
+        memory_free=free,
+        memory_total=total,
+        shared_memory_free=_free_bytes("/dev/shm"),
+        scratch=scratch,
+        scratch_free=_free_bytes(scratch),
+        folder=str(folder),
+        folder_free=_free_bytes(str(folder)),
+        limits=read_limits(),
+        infiniband=bool(_names_in("/sys/class/infiniband")),
+        environment={
+            key: os.environ[key] for key in sorted(os.environ) if key.startswith(PREFIXES) and key not in _OWN
+        },
+    )
+
+
+def read_limits() -> dict[str, int]:
+    """How many files, bytes of locked memory and processes this rank may have."""
+    named = {
+        "open files": resource.RLIMIT_NOFILE,
+        "locked memory": resource.RLIMIT_MEMLOCK,
+        "processes": resource.RLIMIT_NPROC,
+    }
+    return {name: _soft(limit) for name, limit in named.items()}
+
+
+def read_memory(path: str = "/proc/meminfo") -> tuple[int, int]:
+    """Bytes that new processes could get, and all there are; zeros where the system does not say."""
+    try:
+        words = [line.split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return 0, 0
+    found = {word[0].rstrip(":"): int(word[1]) * 1024 for word in words if len(word) > 1}
+    return found.get("MemAvailable", found.get("MemFree", 0)), found.get("MemTotal", 0)
+
+
+def _find_devices(placement: Placement, config: RunConfig | None) -> tuple[str, list[str]]:
+    """The device of this rank, and the GPUs that it sees."""
+    import torch
+
+    if (config and config.runtime.device == "cpu") or not torch.cuda.is_available():
+        return "cpu", []
+    try:
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    except RuntimeError as error:
+        return f"failed: {str(error).splitlines()[0]}", []
+    return f"cuda:{placement.local_rank if len(names) > 1 else 0}", names
+
+
+def _version(package: str) -> str:
+    if (module := sys.modules.get(package)) is not None:
+        return str(module.__version__)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _soft(limit: int) -> int:
+    soft = resource.getrlimit(limit)[0]
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _free_bytes(path: str) -> int:
+    """Free bytes of the file system of a path or of its nearest folder; -1 where there is none."""
+    place = Path(path)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return -1
+
+
+def _names_in(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []

@@ -1,0 +1,145 @@
+"""What the doctor says: a table, findings and a closing line on the screen, and all figures in a record."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tutti.doctor.facts import Facts
+from tutti.doctor.findings import Finding, count, format_bytes, format_seconds, format_speed
+from tutti.doctor.sweep import Link
+from tutti.launch.topology import format_list
+from tutti.records.files import write_durably
+
+_MOST_ROWS = 40
+_LEAST_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was asked and measured, and what it means."""
+
+    world_size: int
+    hosts: list[str]
+    facts: list[Facts]
+    clocks: dict[str, float] = field(default_factory=dict)  # seconds that a host's clock is ahead of rank 0's
+    links: list[Link] = field(default_factory=list)
+    all_reduce: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def faults(self) -> list[str]:
+        return [each.text for each in self.findings if each.level == "fault"]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [each.text for each in self.findings if each.level == "warning"]
+
+    def closing(self) -> str:
+        """The last line."""
+        if not self.faults:
+            return f"ready: {count(self.world_size, 'rank')} on {count(len(self.hosts), 'host')}"
+        return f"not ready: {count(len(self.faults), 'fault')}"
+
+    def plain(self) -> dict[str, Any]:
+        """The record: names are added to it over time, and readers must accept that some are missing."""
+        return {
+            "ready": not self.faults,
+            "ended": time.time(),
+            "seconds": self.seconds,
+            "world_size": self.world_size,
+            "hosts": self.hosts,
+            "faults": self.faults,
+            "warnings": self.warnings,
+            "clock_offset_seconds": self.clocks,
+            "links": [link.plain() for link in self.links],
+            "all_reduce": self.all_reduce,
+            "ranks": [each.plain() for each in self.facts],
+        }
+
+
+def write_record(report: Report, path: Path) -> None:
+    """The record as a JSON file."""
+    write_durably(path, json.dumps(report.plain(), indent=2) + "\n")
+
+
+def print_report(report: Report) -> None:
+    """The table of hosts, the links and the all-reduce in a line each, the findings, and the closing line."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.width = max(console.width, _LEAST_WIDTH)  # a narrow screen wraps the table, but nothing is cut
+    console.print(make_table(report), soft_wrap=False)
+    for line in (*_link_lines(report.links), *_reduce_lines(report)):
+        console.print(line)
+    for each in report.findings:
+        console.print(each.line(), style="red" if each.level == "fault" else "yellow")
+    console.print(f"{report.closing()} ({report.seconds:.1f} s)", style="bold")
+
+
+def make_table(report: Report) -> Table:
+    """A row for each host."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = ("ranks", "host", "address", "device", "cores", "threads", "free memory", "scratch", "run folder", "clock")
+    for name in names:
+        table.add_column(name, no_wrap=True, overflow="fold")
+    for host in report.hosts[:_MOST_ROWS]:
+        table.add_row(*_row(host, [each for each in report.facts if each.host == host], report.clocks.get(host)))
+    if len(report.hosts) > _MOST_ROWS:
+        table.add_row("...", f"and {len(report.hosts) - _MOST_ROWS} more hosts, in the record")
+    return table
+
+
+def _row(host: str, here: Sequence[Facts], clock: float | None) -> list[str]:
+    first = here[0]
+    cpus = {cpu for each in here for cpu in each.cpus}
+    return [
+        format_list(each.rank for each in here),
+        host,
+        f"{first.address} {first.interface}".strip(),
+        _device(here),
+        format_list(cpus) if len(format_list(cpus)) <= 24 else f"{len(cpus)}",
+        "/".join(dict.fromkeys(str(each.threads) for each in here)),
+        f"{first.memory_free / 2**30:.1f} of {first.memory_total / 2**30:.1f} GiB",
+        _free(first.scratch_free),
+        _free(first.folder_free),
+        "unknown" if clock is None else f"{round(clock * 1e3, 1) + 0.0:+.1f} ms",
+    ]
+
+
+def _device(here: Sequence[Facts]) -> str:
+    kinds = list(dict.fromkeys(each.devices[0] if each.devices else each.device for each in here))
+    most = max(len(each.devices) for each in here)
+    return f"{most} x {kinds[0]}" if most > 1 else ", ".join(kinds)
+
+
+def _free(size: int) -> str:
+    return "unknown" if size < 0 else format_bytes(size)
+
+
+def _link_lines(links: Sequence[Link]) -> list[str]:
+    alive = [link for link in links if not link.error]
+    if not alive:
+        return []
+    speeds = sorted(speed for link in alive for speed in (link.there, link.back))
+    late = sorted(link.latency_seconds for link in alive)
+    middle = speeds[len(speeds) // 2]
+    return [
+        f"links: {count(len(alive), 'pair')} of hosts, {format_speed(speeds[0])} to {format_speed(speeds[-1])} "
+        f"(median {format_speed(middle)}), round trip {format_seconds(late[0])} to {format_seconds(late[-1])}"
+    ]
+
+
+def _reduce_lines(report: Report) -> list[str]:
+    if not report.all_reduce:
+        return []
+    parts = [f"{_size(each['bytes'])} in {format_seconds(each['seconds'])}" for each in report.all_reduce]
+    return [f"all-reduce of {report.world_size} ranks over Gloo: {', '.join(parts)}"]
+
+
+def _size(size: int) -> str:
+    return f"{size} B" if size < 1000 else f"{size / 1e6:.3g} MB"

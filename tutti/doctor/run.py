@@ -1,0 +1,168 @@
+"""The examination in its order: meet, tell, compare, measure, prove, report; and its short form before a run."""
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tutti.config.run import RunConfig
+from tutti.doctor.compare import compare, disagreements
+from tutti.doctor.exchange import Exchange
+from tutti.doctor.facts import Facts, find_facts, fingerprint
+from tutti.doctor.findings import Finding, fault, name_ranks
+from tutti.doctor.interface import own_address
+from tutti.doctor.links import Server
+from tutti.doctor.measuring import follow_tests, lead_tests
+from tutti.doctor.plan import Plan, check_addresses, make_plan, name_hosts_apart
+from tutti.doctor.proof import PROOF_SECONDS, all_reduce, choose_bytes, lead_proof
+from tutti.doctor.report import Report, write_record
+from tutti.doctor.shared_folder import nearest_folder
+from tutti.errors import LaunchError
+from tutti.runtime.meeting import meet
+from tutti.runtime.placement import Placement
+
+__all__ = ["disagreements", "examine", "fingerprint", "preflight"]
+
+WAIT_SECONDS = 60.0
+_LEAVE_SECONDS = 5.0
+
+
+def examine(
+    placement: Placement, config: RunConfig | None, folder: Path, wait_seconds: float = WAIT_SECONDS
+) -> Report | None:
+    """The whole examination as one of the ranks; rank 0 has the report."""
+    store = meet(placement, wait_seconds)
+    return _examine(placement, config, folder, store, wait_seconds, quick=False)[1]
+
+
+def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist.Store | None = None) -> None:
+    """The short form at the start of a run; faults are raised on every rank, rank 0 prints warnings and keeps a record.
+
+    With the store at which the ranks have met, they need not meet twice.
+    """
+    seconds = config.runtime.start_timeout_seconds
+    met = store or meet(placement, seconds)
+    faults, report = _examine(placement, config, folder, met, seconds, quick=True)
+    if store is None and placement.rank and not faults:
+        _wait_for_end(met)
+    if report:
+        with contextlib.suppress(OSError):  # that the folder cannot be written is among the faults
+            write_record(report, folder / "doctor.json")
+        for text in report.warnings:
+            print(f"warning: {text}", flush=True)
+    if faults:
+        error = LaunchError("\n".join(["the preflight has found faults:", *(f"  fault: {text}" for text in faults)]))
+        error.agreed = True
+        raise error
+
+
+def _examine(
+    placement: Placement, config: RunConfig | None, folder: Path, store: dist.Store, wait_seconds: float, quick: bool
+) -> tuple[list[str], Report | None]:
+    """The faults, known to every rank, and on rank 0 the report."""
+    begin = time.monotonic()
+    exchange = Exchange(dist.PrefixStore("doctor", store), placement.rank)
+    word = _agree_on_word(exchange, wait_seconds)
+    address, interface = own_address(placement, exchange, wait_seconds)
+    server = Server(address, word) if address and placement.local_rank == 0 else None
+    try:
+        own = find_facts(placement, config, nearest_folder(folder), address, interface, server.port if server else 0)
+        exchange.put(f"facts/{placement.rank}", own.plain())
+        if placement.rank == 0:
+            left = max(1.0, wait_seconds - (time.monotonic() - begin))
+            report = _lead(exchange, placement, store, own, word, left, quick)
+            exchange.put("faults", report.faults)
+            exchange.collect([f"left/{rank}" for rank in _others(report.facts)], _LEAVE_SECONDS)
+            return report.faults, _timed(report, begin)
+        return _follow(exchange, placement, store, own, wait_seconds), None
+    finally:
+        if server:
+            server.close()
+
+
+def _wait_for_end(store: dist.Store) -> None:
+    """Wait until rank 0 has closed its store, so that no rank takes it for the next one at the same port."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    deadline = time.monotonic() + 2 * _LEAVE_SECONDS
+    with contextlib.suppress(dist.DistError):
+        while time.monotonic() < deadline:
+            store.check(["closed"])
+            time.sleep(0.01)
+
+
+def _agree_on_word(exchange: Exchange, seconds: float) -> str:
+    """A word that only the ranks of this job know."""
+    if exchange.rank == 0:
+        exchange.put("word", secrets.token_hex(16))
+    word = exchange.take("word", seconds)
+    if word is None:
+        raise LaunchError(f"rank 0 has said nothing for {seconds:g} s. Does it run the same version of tutti?")
+    return word
+
+
+def _lead(
+    exchange: Exchange, placement: Placement, store: dist.Store, own: Facts, word: str, seconds: float, quick: bool
+) -> Report:
+    """Rank 0's part: gather, plan, judge."""
+    found = exchange.collect([f"facts/{rank}" for rank in range(placement.world_size)], seconds)
+    facts = name_hosts_apart([Facts.from_plain(plain) for plain in found.values()])
+    hosts = list(dict.fromkeys(each.host for each in facts))
+    findings = _find_absent(facts, placement.world_size, seconds) + compare(facts) + check_addresses(facts)
+    plan = make_plan(facts, own.folder, word, quick)
+    exchange.put("plan", plan.plain())
+    clocks, links, measured = lead_tests(exchange, plan, strict=not quick)
+    findings += measured
+    reduced: list[dict[str, Any]] = []
+    broken = any(link.error for link in links) or len(facts) < placement.world_size or check_addresses(facts)
+    size = 0 if quick or broken or placement.world_size == 1 else choose_bytes(links)
+    exchange.put("proof", size)
+    if size:
+        reduced, failed = lead_proof(exchange, store, placement, own.interface, size)
+        findings += failed
+    findings.sort(key=lambda each: each.level)
+    return Report(placement.world_size, hosts, facts, clocks, links, reduced, findings)
+
+
+def _follow(exchange: Exchange, placement: Placement, store: dist.Store, own: Facts, wait_seconds: float) -> list[str]:
+    """Another rank's part: its host's tests if it stands for its host, and the all-reduce."""
+    plain = exchange.take("plan", wait_seconds + PROOF_SECONDS)
+    if plain is None or placement.rank not in plain["ranks"]:
+        raise LaunchError(
+            f"rank {placement.rank} came after rank 0 had ceased to wait for it. Start all ranks at once."
+        )
+    plan = Plan.from_plain(plain)
+    if placement.rank in plan.speakers:
+        follow_tests(exchange, plan, plan.speakers.index(placement.rank))
+    size = exchange.take("proof", 3 * plan.seconds)
+    if size:
+        answer = all_reduce(store, placement, own.interface, size)
+        exchange.put(f"proof/{placement.rank}", answer)
+    faults = exchange.take("faults", 3 * PROOF_SECONDS)
+    exchange.put(f"left/{placement.rank}", True)
+    if faults is None:
+        raise LaunchError("rank 0 has not told what it found. Look at what it has printed.")
+    return faults
+
+
+def _find_absent(facts: Sequence[Facts], world_size: int, seconds: float) -> list[Finding]:
+    absent = sorted(set(range(world_size)) - {each.rank for each in facts})
+    if not absent:
+        return []
+    here = name_ranks(each.rank for each in facts)
+    text = f"{name_ranks(absent)} of {world_size} did not come within {seconds:.0f} s; {here} did."
+    return [fault(f"{text} Look at what the missing ones have printed.")]
+
+
+def _others(facts: Sequence[Facts]) -> list[int]:
+    return [each.rank for each in facts if each.rank]
+
+
+def _timed(report: Report, begin: float) -> Report:
+    return dataclasses.replace(report, seconds=time.monotonic() - begin)
