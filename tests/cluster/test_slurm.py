@@ -3,27 +3,9 @@
 from pathlib import Path
 
 import pytest
-from slurm import TUTTI, WORK, Cluster, Told, record_of, told
+from slurm import WORK, Cluster, Told, told
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm")]
-
-
-def test_eight_ranks_on_four_nodes_train_the_digits(cluster: Cluster, tmp_path: Path) -> None:
-    text = cluster.finish(
-        f"srun {TUTTI} train digits batch.global=128 epochs=3", tmp_path, "-N4", "--ntasks-per-node=2"
-    )
-    record = record_of(tmp_path)
-    assert (record["state"], record["ranks"]) == ("finished", 8)
-    assert record["segments"][0]["launcher"] == "Slurm"
-    assert record["results"]["valid_accuracy"] > 0.9
-    assert text.count("run folder:") == 1, "rank 0 speaks for all"
-
-
-def test_unequal_numbers_of_ranks_on_nodes_train_the_digits(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.finish(f"srun {TUTTI} train digits batch.global=96 batch.micro=32 epochs=3", tmp_path, "-N2", "-n3")
-    record = record_of(tmp_path)
-    assert (record["state"], record["ranks"]) == ("finished", 3)
-    assert record["results"]["valid_accuracy"] > 0.9
 
 
 def test_ranks_find_their_places_in_every_kind_of_step(cluster: Cluster, tmp_path: Path) -> None:
