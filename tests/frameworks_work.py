@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ COMMON: dict[str, Any] = {
     "log": {"every_steps": 7, "ledger": True, "tensorboard": False},
     "runtime": {"device": "cpu"},
 }
-CUT_AT = 33  # in the middle of the second epoch of 22 steps, and inside a log window
+CUT_AT = 11  # in the middle of the first epoch of 22 steps, and inside a log window
 
 
 def train(name: str, out: Path, resume: Path | None = None, **values: Any) -> dict[str, Any]:
@@ -43,12 +45,39 @@ def train(name: str, out: Path, resume: Path | None = None, **values: Any) -> di
     return {"folder": done.folder.path, "results": done.results, "weights": weights}
 
 
-def cut(folder: Path, copy: Path) -> Path:
+def cut(folder: Path, copy: Path, step: int = CUT_AT) -> Path:
     """A checkpoint in the middle of a copy of a run."""
     rank = int(os.environ["RANK"])
     if rank == 0:
         shutil.copytree(folder, copy)
-    return copy / "checkpoints" / f"step-{CUT_AT:06d}"
+    return copy / "checkpoints" / f"step-{step:06d}"
+
+
+def stopped(name: str, out: Path, framework: str) -> dict[str, Any]:
+    """A run that a signal to rank 1 stops in mid-epoch, and that goes on."""
+    from tutti.errors import Interrupted
+    from tutti.frameworks.job import Job
+
+    after_step = Job.after_step
+
+    def after_step_and_stop(self: Job, loss: Any) -> None:
+        after_step(self, loss)
+        if self.step == 9 and self.group.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if self.step >= 9:
+            time.sleep(0.02)  # a run of this size would be over before any word could arrive
+
+    Job.after_step = after_step_and_stop
+    try:
+        train(name, out, framework=framework, **PLAIN)
+        raise AssertionError("the run was not stopped")
+    except Interrupted as interrupted:
+        text = str(interrupted)
+    finally:
+        Job.after_step = after_step
+    [folder] = (out / name).iterdir()
+    latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
+    return train(name, out, latest, framework=framework, **PLAIN) | {"text": text, "step": int(latest.name[5:])}
 
 
 def on_two_ranks(out: Path) -> dict[str, Any]:
@@ -60,6 +89,7 @@ def on_two_ranks(out: Path) -> dict[str, Any]:
         resumed = train(f"{framework}_lively", out, cut(lively["folder"], copy), framework=framework, **LIVELY)
         plain = train(f"{framework}_plain", out, framework=framework, **PLAIN)
         found |= {f"{framework}_lively": lively, f"{framework}_resumed": resumed, f"{framework}_plain": plain}
+        found[f"{framework}_stopped"] = stopped(f"{framework}_stopped", out, framework)
     short = {"epochs": 1, "precision": "fp16", "checkpoint": {"every_epochs": None}}
     return found | {"keras_fp16": train("keras_fp16", out, framework="keras", **PLAIN | short)}
 
@@ -72,7 +102,7 @@ def on_one_rank(out: Path, folder: Path) -> dict[str, Any]:
     for framework in ("keras", "tensorflow"):
         found[f"{framework}_plain"] = train(f"{framework}_plain", out, framework=framework, **PLAIN)
     copy = out / "fewer_ranks"
-    found["fewer_ranks"] = train("keras_plain", out, cut(folder, copy), framework="keras", **PLAIN)
+    found["fewer_ranks"] = train("keras_plain", out, cut(folder, copy, step=33), framework="keras", **PLAIN)
     logged = {"log": COMMON["log"] | {"profile": [3, 4]}, "epochs": 1, "precision": "bf16"}
     found["profiled"] = train("profiled", out, framework="tensorflow", **PLAIN | logged)
     found["bad_rate"] = _refusal(out)

@@ -74,6 +74,16 @@ def test_a_run_that_goes_on_in_mid_epoch_ends_as_one_that_was_never_stopped(two:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_a_signal_stops_saves_at_one_step_and_goes_on(two: Found, framework: str) -> None:
+    whole, [first, second] = two[0][f"{framework}_plain"], [each[f"{framework}_stopped"] for each in two]
+    assert first["text"] == second["text"]
+    assert first["text"].startswith(f"stopped on SIGUSR1 after step {first['step']} of 44. Go on with: tutti train ")
+    assert 9 <= first["step"] < 44
+    assert_close(first["weights"], whole["weights"], 1e-6)
+    assert read_ledger(first["folder"]) == read_ledger(whole["folder"])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks_learn_what_one_does(two: Found, one: dict[str, Any], framework: str) -> None:
     name = f"{framework}_plain"
     assert_close(two[0][name]["weights"], one[name]["weights"], 1e-4)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tutti
-from tutti.errors import TuttiError
+from tutti.errors import ConfigError, TuttiError
 
 app = typer.Typer(
     name="tutti",
@@ -55,6 +55,8 @@ def train(
     if min_ranks is not None or max_ranks is not None or join is not None:
         from tutti.cli import elastic
 
+        if preflight:
+            raise ConfigError("--preflight looks at ranks that stay: leave it out with --min-ranks and --max-ranks.")
         elastic.train(recipe, overrides or [], elastic.Asked(ranks, min_ranks, max_ranks, join, resume, wait, pause))
         return
     from tutti.cli import train as command

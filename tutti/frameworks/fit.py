@@ -1,5 +1,6 @@
 """Training by Keras' own `fit`; what is not Keras' happens in one callback."""
 
+from itertools import islice
 from typing import Any
 
 import keras
@@ -39,8 +40,7 @@ def train(job: Job) -> None:
         # A run that goes on inside an epoch ends that one first.
         steps, epochs = (per_epoch - done, 1) if done else (per_epoch, whole_epochs)
         between = [BetweenSteps(job)]
-        job.network.model.fit(
-            batches, steps_per_epoch=steps, epochs=epochs, shuffle=False, verbose=0, callbacks=between
-        )
+        own = (batch for batch in islice(batches, steps * epochs))  # fit may take a batch more than it trains on
+        job.network.model.fit(own, steps_per_epoch=steps, epochs=epochs, shuffle=False, verbose=0, callbacks=between)
     job.hand_over()  # collective where the run was stopped before its end: the checkpoint
     job.end()  # collective

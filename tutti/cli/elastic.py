@@ -1,0 +1,170 @@
+"""`tutti train --min-ranks --max-ranks`: training that goes on when ranks are lost and takes new ones in."""
+
+import os
+import platform
+import shlex
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import tutti
+from tutti.cli.train import begun_run, check, finish
+from tutti.config.load import resolve
+from tutti.config.run import RunConfig
+from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
+from tutti.launch import local
+from tutti.launch.elastic import Lead, Terms
+from tutti.launch.member import Member, Offer, reach
+from tutti.launch.reception import Reception
+from tutti.launch.rounds import usable_ranks
+from tutti.launch.wire import listen
+from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
+from tutti.records.runs import read_state
+from tutti.runtime.discovery import discover
+from tutti.runtime.door import find_store, open_door
+from tutti.runtime.placement import Placement
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_OF_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")  # who started this launcher did not start its ranks
+_MEMBER_SECONDS = 45.0
+_LAST = 1_000_000  # who joins later has ranks after all others
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of an elastic job."""
+
+    ranks: int | None
+    min_ranks: int | None
+    max_ranks: int | None
+    join: str | None
+    resume: str | None
+    wait_seconds: float
+    pause_seconds: float
+
+
+def train(recipe: str, overrides: list[str], asked: Asked) -> None:
+    """Be the first launcher of an elastic job, or join one."""
+    if asked.ranks is not None:
+        local.check_ranks(asked.ranks)
+    placement = discover(os.environ)
+    local.make_importable(recipe)
+    folder = RunFolder(Path(recipe)) if (Path(recipe) / "config.yaml").is_file() else None
+    config = resolve(str(folder.config) if folder else recipe, overrides).config
+    for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
+        del os.environ[name]
+    if asked.join is not None:
+        if overrides:
+            raise LaunchError(f"{overrides[0]} with --join: the job there has its configuration. Leave it out.")
+        _join(*_where(asked.join), asked.ranks or asked.max_ranks or 1, config, _LAST)
+        return
+    terms = _terms(config, asked, placement)
+    places = asked.ranks or -(-terms.max_ranks // placement.world_size)
+    if placement.rank > 0:
+        assert placement.address and placement.port
+        seconds = config.runtime.start_timeout_seconds
+        key = placement.key
+        port = find_store(key, placement.address, placement.rank, seconds) if key else placement.port
+        _join(placement.address, port, places, config, placement.rank)
+        return
+    check(config, usable_ranks(terms.max_ranks, terms.max_ranks, terms.parts), places)
+    if folder:
+        begun_run(folder.path, asked.resume)
+        if read_state(folder) == "finished":
+            print(f"the run in {folder.path} is finished: nothing is left to do")
+            return
+        more = overrides
+    else:
+        check_writable(config.out)
+        folder, more = create_folder(config.out, config.recipe, terms.max_ranks), []
+        write_config(folder, config.as_yaml())
+    _lead(recipe, config, terms, places, folder, more, placement)
+
+
+def _terms(config: RunConfig, asked: Asked, placement: Placement) -> Terms:
+    """What was asked for, if it can be done."""
+    least, most, batch = asked.min_ranks, asked.max_ranks, config.batch
+    if least is None or most is None or not 1 <= least <= most:
+        given = " ".join(f"{name} {value}" for name, value in (("--min-ranks", least), ("--max-ranks", most)) if value)
+        raise LaunchError(f"{given}: expected both, of 1 or more, in this order. Try --min-ranks 2 --max-ranks 4.")
+    if asked.resume is not None:
+        raise CheckpointError(
+            f"--resume {asked.resume} with --min-ranks: an elastic job goes on from the newest checkpoint of a run. "
+            "Give its run folder in place of the recipe."
+        )
+    if batch.global_batch is None:
+        raise ConfigError(
+            f"batch.per_rank={batch.per_rank} with --min-ranks: the global batch would change when ranks come or go. "
+            f"Set batch.global={(batch.per_rank or 1) * most}, and batch.micro={batch.per_rank} to keep its parts."
+        )
+    if placement.local_size > 1:
+        raise LaunchError(
+            f"{placement.launcher} has started {placement.local_size} launchers on host {platform.node()}: expected "
+            "one on each host. Start one task per node, and give its ranks with -n."
+        )
+    parts = batch.global_batch // (batch.micro or 1)
+    usable = [count for count in range(1, most + 1) if parts % count == 0]
+    if usable[-1] < least:
+        of_micro = f" of micro-batches of {batch.micro}" if batch.micro else ""
+        raise ConfigError(
+            f"batch.global={batch.global_batch}{of_micro} does not split over any of {least} to {most} ranks; it does "
+            f"over {', '.join(map(str, usable))}. Change --min-ranks or batch.global."
+        )
+    return Terms(least, most, parts, asked.wait_seconds, asked.pause_seconds, first_hosts=placement.world_size)
+
+
+def _lead(
+    recipe: str,
+    config: RunConfig,
+    terms: Terms,
+    places: int,
+    folder: RunFolder,
+    overrides: list[str],
+    placement: Placement,
+) -> None:
+    """Hold the job together, with ranks on this host, too."""
+    listener = listen(0 if placement.key or placement.port is None else placement.port)
+    port = listener.getsockname()[1]
+    if placement.key:
+        open_door(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
+    arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
+    reception = Reception(config.recipe, tutti.__version__)
+    lead = Lead(terms, folder, arguments, reception, lambda text: print(text, flush=True))
+    for number in _SIGNALS:
+        signal.signal(number, lead.stop)
+    reception.open(listener)
+    where = f"{socket.gethostname()}:{port}"
+    print(f"more ranks can join: tutti train {shlex.quote(recipe)} --join {where} -n 1", flush=True)
+    member = Member(reach("127.0.0.1", port), "127.0.0.1", config.runtime.threads)
+    thread = threading.Thread(target=member.run, args=(_offer(places, config, 0),), daemon=True)
+    thread.start()
+    failure = lead.run()
+    thread.join(_MEMBER_SECONDS)
+    listener.close()
+    finish(folder, failure)
+
+
+def _join(address: str, port: int, places: int, config: RunConfig, order: int) -> None:
+    """Offer ranks to a job until it ends, or until this launcher is told to leave it."""
+    check(config, 1, places)
+    member = Member(reach(address, port), address, config.runtime.threads)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: member.leave())
+    code, text = member.run(_offer(places, config, order))
+    if code:
+        print(text if code == Interrupted.exit_code else f"error: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _offer(places: int, config: RunConfig, order: int) -> Offer:
+    return Offer(places, config.recipe, tutti.__version__, order)
+
+
+def _where(join: str) -> tuple[str, int]:
+    address, _, port = join.rpartition(":")
+    if not address or not port.isdigit():
+        raise LaunchError(f"--join {join}: expected HOST:PORT, as the first launcher of the job has printed it.")
+    return address.strip("[]"), int(port)
