@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-WORKERS ?= 2
+WORKERS ?= 4# on two cores: half of the tests wait for others
 TORCH := $(shell grep '^torch==' constraints.txt)
 LEGACY_KERAS := $(shell grep '^tf_keras==' constraints.txt)# asks for tensorflow, which tensorflow-cpu is by another name
 export OMPI_ALLOW_RUN_AS_ROOT := 1

@@ -1,10 +1,15 @@
 """Where ranks are, and what that says about the one that all wait for."""
 
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 _MOST_STACKS = 4
+_DEEPEST = 12  # calls of a stack
+_OF_TORCH = ("_wrapped_call_impl", "_call_impl", "_run_ddp_forward")  # in every pass through a module
 
 
 class Phase(IntEnum):
@@ -79,6 +84,15 @@ def find_missing(answers: Sequence[Whereabouts], hosts: Sequence[str], what: str
     if not behind and not silent:
         lines += [f"rank {arrived[0].rank} on host {arrived[0].host} is there with:", *_quoted(arrived[0].stack)]
     return Finding("\n".join(lines), tuple(each.rank for each in arrived), tuple(each.rank for each in behind), silent)
+
+
+def stack_of(thread: int) -> tuple[str, ...]:
+    """The Python calls of a thread as lines, the innermost last."""
+    frame = sys._current_frames().get(thread)
+    calls = [call for call in traceback.extract_stack(frame) if call.name not in _OF_TORCH] if frame else []
+    return tuple(
+        f"{Path(call.filename).name}:{call.lineno} in {call.name}: {call.line or ''}" for call in calls[-_DEEPEST:]
+    )
 
 
 def name_ranks(numbers: Sequence[int]) -> str:

@@ -81,7 +81,7 @@ def live(
 ) -> tuple[RunFolder, JobType]:
     """Build a job and train it, with all that is written about it; rank 0 makes the run folder where there is none."""
     folder, is_new = _open_folder(config, group, folder, resume)
-    watch.folder = folder
+    watch.writes_to(folder)
     with captured_output(folder.log(group.rank), on_screen=group.is_first):
         try:
             return folder, _live_in(folder, is_new, config, group, watch, machine, resume, build, train, facts)
