@@ -1,18 +1,21 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer: make quickstart, make test.
 PYTHON ?= python3
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-WORKERS ?= 4# on two cores: half of the tests wait for others
+# Compiled all at once, on all cores, when everything is there.
+PIP := $(VENV)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
+COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib tutti >/dev/null 2>&1 || true
+WORKERS ?= 3# on two cores: many tests wait for others
 TORCH := $(shell grep '^torch==' constraints.txt)
 LEGACY_KERAS := $(shell grep '^tf_keras==' constraints.txt)# asks for tensorflow, which tensorflow-cpu is by another name
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help quickstart test check system lock clean
+.PHONY: help quickstart test test-slow check system lock clean
 
 help:
 	@echo "make quickstart   set up .venv and train on two ranks, with a plot, in about a minute"
-	@echo "make test         set up and run all tests"
+	@echo "make test         set up and run the tests"
+	@echo "make test-slow    the others: long forms of the same, and runs on real data where it is"
 	@echo "make check        format, lint, types, import floors and the tests that start no ranks"
 	@echo "make lock         write constraints.txt anew from the newest packages"
 
@@ -20,14 +23,17 @@ quickstart: $(VENV)/installed
 	$(VENV)/bin/tutti train digits -n 2
 
 test: $(VENV)/installed-dev system
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+
+test-slow: $(VENV)/installed-dev system
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m slow
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not ranks" -q
+	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not ranks and not slow" -q
 
 # torch alone first: asked for together with the rest, pip may choose another build of it.
 $(VENV)/torch: constraints.txt
@@ -40,12 +46,14 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[digits]'
 	$(PIP) --no-deps --editable compat/horovod
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps $(LEGACY_KERAS)
 	$(PIP) --no-deps --editable compat/horovod
+	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 
 # Launchers that the tests use for real; without them, or without the right to install them, those tests are skipped.

@@ -18,12 +18,27 @@ def commands(page: Path) -> list[str]:
     return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+# Commands whose like another test runs; they have their turn in make test-slow.
+ELSEWHERE = (
+    "tutti train digits -n 2 framework=",  # tests/frameworks
+    "KERAS_BACKEND=torch",  # tests/hvd/keras
+    "tutti train cifar10/cnn",  # this and the next four: tests/train/test_workloads.py, tests/data
+    "tutti train imagenet/resnet18",
+    "tutti train nbody",
+    "tutti data make images",
+    "tutti data make nbody",
+    "tutti run -n 2 examples/horovod/pytorch_mnist.py",  # tests/hvd/test_alias.py
+    "mpirun --oversubscribe -np 2 python examples/horovod",  # tests/launch/test_horovodrun.py
+    "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
+    "python examples/own_model.py",
+    "tutti run -n 2 examples/own_model.py",
+)
+
+
+def run_commands(lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     programs = Path(sys.executable).parent
-    for line in commands(page):
+    for line in lines:
         if line.startswith("mpirun"):
             if shutil.which("mpirun.openmpi") is None:
                 continue
@@ -31,6 +46,25 @@ def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         path = f"{programs}:{os.environ['PATH']}"
         done = command("bash", "-c", line, cwd=tmp_path, PATH=path, **ROOT)
         assert done.code == 0, f"{line}\n{done.all}"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    run_commands([line for line in commands(page) if not line.startswith(ELSEWHERE)], tmp_path)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_all_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    run_commands(commands(page), tmp_path)
+
+
+def test_what_is_left_to_the_slow_tests_is_on_a_page() -> None:
+    lines = [line for page in PAGES for line in commands(page)]
+    for start in ELSEWHERE:
+        assert any(line.startswith(start) for line in lines), start
 
 
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.stem)

@@ -106,7 +106,8 @@ def test_a_run_of_two_ranks_goes_on_alone(two: Found, one: dict[str, Any]) -> No
     assert [epoch["ranks"] for epoch in record["history"]] == [2, 1]
 
 
-@pytest.mark.parametrize(("backend", "saves"), [("jax", "11")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "saves"), [("jax", "11"), ("torch", "11")])
 def test_the_command_goes_on_with_another_backend(
     two: Found, backend: str, saves: str, tmp_path: Path, tutti: Tutti
 ) -> None:

@@ -78,7 +78,6 @@ def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[
         (2, 2, "SIGUSR1", "on SIGUSR1"),
         (4, 1, "SIGTERM", "on SIGTERM"),
         (2, 4, "clock", "before the end of the allocation"),
-        (1, 2, "SIGUSR1", "on SIGUSR1"),
     ],
 )
 def test_a_stopped_run_saves_at_one_step_and_goes_on_without_losing_a_sample(

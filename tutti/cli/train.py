@@ -171,7 +171,7 @@ def _train_as_rank(
 def _needs(config: RunConfig) -> list[str]:
     """The modules that every rank of a run will import."""
     if config.framework == "torch":
-        return ["tutti.train.run"]
+        return ["tutti.train.run", "torch._dynamo"]
     on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
     return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
 
