@@ -20,13 +20,17 @@ def launcher(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_ranks_on_two_nodes_train_the_digits(cluster: Cluster, launcher: str, tmp_path: Path) -> None:
-    start = LAUNCHERS[launcher]
-    script = f"{start} 3 {WORK} who > who && {start} 3 {TUTTI} train digits batch.global=96 batch.micro=32 epochs=3"
-    text = cluster.finish(script, tmp_path, *TWO_BY_TWO)
+def test_ranks_on_two_nodes_find_their_places(cluster: Cluster, launcher: str, tmp_path: Path) -> None:
+    cluster.finish(f"{LAUNCHERS[launcher]} 3 {WORK} who > who", tmp_path, *TWO_BY_TWO)
     ranks = told((tmp_path / "who").read_text())
     assert [(r["host"], r["local_rank"], r["local_size"]) for r in ranks] == [("n1", 0, 2), ("n1", 1, 2), ("n2", 0, 1)]
     assert {(r["launcher"], r["world_size"], r["address"]) for r in ranks} == {(launcher, 3, "n1")}
+
+
+@pytest.mark.parametrize("launcher", ["Open MPI", pytest.param("MPICH", marks=pytest.mark.slow)], indirect=True)
+def test_ranks_on_two_nodes_train_the_digits(cluster: Cluster, launcher: str, tmp_path: Path) -> None:
+    line = f"{LAUNCHERS[launcher]} 3 {TUTTI} train digits batch.global=96 batch.micro=32 epochs=3"
+    text = cluster.finish(line, tmp_path, *TWO_BY_TWO)
     record = record_of(tmp_path)
     assert (record["state"], record["ranks"], record["segments"][0]["launcher"]) == ("finished", 3, launcher)
     assert record["results"]["valid_accuracy"] > 0.9

@@ -107,7 +107,6 @@ def test_rank_0_failing_is_told_once(tutti: Tutti, tmp_path: Path) -> None:
 def test_threads_are_divided_among_ranks_unless_set(tutti: Tutti, tmp_path: Path) -> None:
     write(tmp_path / "threads.py", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
     assert "threads 3\n" in tutti("run", "-n", "2", "threads.py", OMP_NUM_THREADS="3").out
-    assert "threads 1\n" in tutti("run", "-n", "2", "threads.py", OMP_NUM_THREADS="1").out
     expected = max(1, len(os.sched_getaffinity(0)) // 2)
     assert f"threads {expected}\n" in tutti("run", "-n", "2", "threads.py", OMP_NUM_THREADS="").out
 
