@@ -172,6 +172,7 @@ def _needs(config: RunConfig) -> list[str]:
     """The modules that every rank of a run will import."""
     if config.framework == "torch":
         return ["tutti.train.run", "torch._dynamo"]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow when it is imported
     on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
     return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
 
