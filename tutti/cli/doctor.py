@@ -6,21 +6,19 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
 
+from tutti.cli.train import place, terminate
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
-from tutti.errors import ConfigError, LaunchError, TuttiError
+from tutti.errors import ConfigError, TuttiError
 from tutti.launch import local
 from tutti.launch.failure import describe, leave_note, quote
 from tutti.launch.nursery import keep, open_nursery
 from tutti.launch.parents import end_with_parent
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
-from tutti.runtime.discovery import discover
 from tutti.runtime.placement import Placement
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
 _RECORD = "doctor.json"
 
 
@@ -28,16 +26,9 @@ def doctor(
     recipe: str | None, overrides: list[str], ranks: int | None, out: str | None, record: Path | None, wait: float
 ) -> None:
     """Examine all ranks; exit code 1 where there are faults."""
-    if ranks is not None:
-        local.check_ranks(ranks)
+    placement = place(ranks)
     if wait <= 0:
         raise ConfigError(f"--wait {wait:g}: expected a number of seconds above 0.")
-    placement = discover(os.environ)
-    if placement.world_size > 1 and ranks not in (None, placement.world_size):
-        raise LaunchError(
-            f"-n {ranks}, but {placement.launcher} has already started {placement.world_size} ranks. "
-            "Leave out -n under a launcher."
-        )
     config, folder = _read(recipe, overrides)
     if record is not None and not record.absolute().parent.is_dir():
         raise ConfigError(
@@ -77,7 +68,7 @@ def _start(ranks: int) -> None:
 
 def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> None:
     """Be one of the ranks; threads of torch may wait for ranks that are gone, so it ends at once."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     if local.FOLDER_VARIABLE in os.environ:
         end_with_parent()
     try:
@@ -125,7 +116,3 @@ def _tell(placement: Placement, error: BaseException, exit_code: int, said: bool
             f"error: rank {failure.rank} on host {failure.host} failed: {failure.text}:{quote(lines)}", file=sys.stderr
         )
     return exit_code
-
-
-def _terminate(*_: Any) -> None:
-    raise KeyboardInterrupt

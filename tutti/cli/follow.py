@@ -3,9 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from tutti.cli.tables import print_table
 from tutti.errors import FolderError
 from tutti.launch import following
 from tutti.launch.following import Status, choose, look, output_files
@@ -23,13 +21,8 @@ def status(folder: Path | None, out: Path) -> None:
     if not found:
         print(f"no submitted runs in {out}")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("job", "recipe", "state", "starts", "step", "metrics", "run folder"):
-        table.add_column(title, justify="right" if title in ("starts", "step") else "left", no_wrap=True)
-    for run in found:
-        table.add_row(*_row(look(run)))
-    width = Console(width=1000).measure(table).maximum
-    Console(width=width, highlight=False).print(table, soft_wrap=True)  # a long line beats a cut one
+    titles = ("job", "recipe", "state", "starts", "step", "metrics", "run folder")
+    print_table(titles, (_row(look(run)) for run in found), numbers=("starts", "step"))
 
 
 def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None:

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from tutti.cli.tables import print_table
 from tutti.errors import FolderError
 from tutti.records.runs import RunSummary, find_runs
 from tutti.records.screen import show_number
@@ -19,14 +17,8 @@ def list_runs(out: Path, recipe: str | None) -> None:
         of = f" of {recipe!r}" if recipe else ""
         print(f"no runs{of} in {out}")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "run folder"):
-        right = title in ("ranks", "epochs", "samples/s")
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    for run in found:
-        table.add_row(*_row(run))
-    width = Console(width=1000).measure(table).maximum
-    Console(width=width, highlight=False).print(table, soft_wrap=True)  # a long line beats a cut one
+    titles = ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "run folder")
+    print_table(titles, map(_row, found), numbers=("ranks", "epochs", "samples/s"))
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

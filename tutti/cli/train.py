@@ -30,7 +30,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of
 
 def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool = False) -> None:
     """Train a recipe on ranks started here, or as one of those already started."""
-    placement = _place(ranks)
+    placement = place(ranks)
     local.make_importable(recipe)
     folder, checkpoint = None, None
     if (Path(recipe) / "config.yaml").is_file():
@@ -69,7 +69,7 @@ def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     """Run a script on ranks started here, or as one of those already started."""
     from tutti.runtime.script import check_script, run_script
 
-    placement = _place(ranks)
+    placement = place(ranks)
     check_script(script)
     if _is_rank(placement) or ranks in (None, 1):
         folder = _given_folder()
@@ -130,7 +130,8 @@ def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:
     return own
 
 
-def _place(ranks: int | None) -> Placement:
+def place(ranks: int | None) -> Placement:
+    """Who this process is among ranks; `-n` is for those that nobody has started yet."""
     if ranks is not None:
         local.check_ranks(ranks)
     placement = discover(os.environ)
@@ -204,7 +205,7 @@ def _run_rank(
 
 def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         outcome = work()  # kept to the end: what is freed may wait for threads
         if local.NOTES_VARIABLE in os.environ and not keep(outcome):
@@ -243,7 +244,8 @@ def _leave(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def _terminate(*_: Any) -> None:
+def terminate(*_: Any) -> None:
+    """Serves as a signal handler."""
     raise KeyboardInterrupt
 
 

@@ -31,7 +31,7 @@ from tutti.runtime.watch import Watch
 from tutti.train.clock import Clock
 from tutti.train.finite import check_finite
 from tutti.train.skipped import SkippedFiles
-from tutti.train.standing import Standing, interruption
+from tutti.train.standing import Standing
 from tutti.train.stragglers import Stragglers
 
 
@@ -177,14 +177,6 @@ class Job(Standing):
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
         self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
-
-    def hand_over(self) -> None:
-        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
-        if self.step == self.plan.total_steps or self.watch.stop_reason is None:
-            return
-        self.save()
-        self.group.barrier("the end of this part of the run")
-        raise interruption(self.watch.stop_reason, self.step, self.plan.total_steps, self._saved_step, self.folder)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Stand where a checkpoint was saved, on this number of ranks."""

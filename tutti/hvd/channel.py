@@ -10,6 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from tutti.hvd.messages import Message, Response
+from tutti.runtime.mail import patient
 
 _FORGET_AFTER = 1000
 
@@ -65,9 +66,9 @@ class Connections:
     """A rank's own connections to the store, one for each thread, since a wait blocks it; made once for all jobs."""
 
     def __init__(self, store: dist.Store, coordinates: bool) -> None:
-        self.to_say = _patient(store)
-        self.to_wait = _patient(store)
-        self.to_hear = _patient(store) if coordinates else self.to_wait
+        self.to_say = patient(store)
+        self.to_wait = patient(store)
+        self.to_hear = patient(store) if coordinates else self.to_wait
 
 
 class StoreChannel:
@@ -120,7 +121,7 @@ class StoreChannel:
     def interrupt(self, why: str) -> None:
         """From any thread, when a rank is known to be dead: end the job here, and have nobody wait for that rank."""
         with _connected():
-            connection = _patient(self._to.to_say)
+            connection = patient(self._to.to_say)
             connection.queue_push(self._own, pickle.dumps([Response("shutdown", error=why)]))
             connection.queue_push(self._up, pickle.dumps(Message(self._rank, leaves=True)))
             connection.set(f"{self._parted}/all", "")
@@ -132,12 +133,6 @@ class StoreChannel:
             connection.set(key, "")
             connection.delete_key(key)
         return connection.queue_pop(key, True)
-
-
-def _patient(store: dist.Store) -> dist.Store:
-    connection: dist.Store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
-    connection.set_timeout(timedelta(days=365))
-    return connection
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from tutti.errors import FolderError
 from tutti.launch.schedulers import scheduler_of
 from tutti.launch.schedulers.asking import JobState
 from tutti.records.folder import RunFolder
-from tutti.records.jobs import JobRecord, find_jobs, job_file, read_job
+from tutti.records.jobs import JobRecord, find_jobs, read_job
 from tutti.records.metrics import read_events
 from tutti.records.record import now, read_record
 
@@ -126,7 +126,3 @@ def _read_on(path: Path, read: dict[Path, int]) -> str:
         return ""
     read[path] = read.get(path, 0) + len(content)
     return content.decode(errors="replace")
-
-
-def is_submitted(folder: RunFolder) -> bool:
-    return job_file(folder).is_file()

@@ -15,7 +15,6 @@ from types import FrameType
 from tutti.errors import Interrupted, LaunchError
 from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
 from tutti.launch.nursery import be_rank
-from tutti.launch.parents import end_with_parent as end_with_parent
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
 
@@ -92,13 +91,13 @@ def start_ranks(
 
 def _pass_on(number: int, _: FrameType | None) -> None:
     """Send a signal on to the ranks: forked ones, and the children of this process, of which the nursery is none."""
-    ranks = {child.pid for child in multiprocessing.active_children()}
+    ranks = {child.pid for child in multiprocessing.active_children() if child.pid}
     if not ranks:
         tasks = Path("/proc/self/task").iterdir()
         ranks = {int(child) for task in tasks for child in (task / "children").read_text().split()}
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, number) if rank else None
+            os.kill(rank, number)
 
 
 def launch_line() -> str:

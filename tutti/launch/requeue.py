@@ -10,7 +10,7 @@ from tutti.errors import Interrupted, LaunchError, RankLost
 from tutti.launch.failure import Failure, read_notes
 from tutti.launch.schedulers import scheduler_of
 from tutti.records.folder import RunFolder
-from tutti.records.jobs import Attempt, JobRecord, job_script, newest_step, read_job
+from tutti.records.jobs import Attempt, JobRecord, newest_step, read_job
 from tutti.records.record import now
 
 STOPPED = Interrupted.exit_code
@@ -96,12 +96,11 @@ def start_again(folder: RunFolder) -> None:
     job.submitting = True
     job.write(folder)  # a new job waits until its id is known
     try:
-        job_id = scheduler_of(job.scheduler).start_again(last.id, job_script(folder))
+        job_id = scheduler_of(job.scheduler).start_again(last.id, folder.job_script)
     except LaunchError as error:
         job.submitting, last.outcome, last.reason = False, "failed", str(error)
         job.write(folder)
-        script = job_script(folder)
-        raise LaunchError(f"the run could not be started again: {error} Submit {script} by hand.") from error
+        raise LaunchError(f"the run could not be started again: {error} Submit {folder.job_script} by hand.") from error
     if job_id not in job.ids:
         job.ids.append(job_id)
         job.submitting = False

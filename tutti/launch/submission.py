@@ -1,8 +1,6 @@
 """A recipe handed to a scheduler: everything is checked first, and a refusal leaves nothing behind."""
 
-import contextlib
 import os
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +15,8 @@ from tutti.launch.resources import Resources, Wishes, settle
 from tutti.launch.schedulers import scheduler_of
 from tutti.launch.schedulers.asking import require
 from tutti.launch.site import Site, load_site
-from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.records.jobs import JobRecord, job_script
+from tutti.records.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
+from tutti.records.jobs import JobRecord
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def hand_in(submission: Submission) -> tuple[RunFolder, str]:
     folder = create_folder(config.out, config.recipe, submission.resources.ranks)
     try:
         write_config(folder, config.as_yaml())
-        script = job_script(folder)
+        script = folder.job_script
         script.write_text(submission.script(folder.path))
         job = JobRecord(
             scheduler=site.scheduler,
@@ -89,9 +87,7 @@ def hand_in(submission: Submission) -> tuple[RunFolder, str]:
         job.write(folder)  # before the job can start and look for it
         job_id = scheduler.submit(script.absolute())
     except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folders above it that are empty
-            os.removedirs(folder.path.parent)
+        remove_folder(folder)
         raise
     job.ids, job.submitting = [job_id], False
     job.write(folder)  # a job that has already started waits for this

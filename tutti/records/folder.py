@@ -1,6 +1,8 @@
 """The run folder: one place for everything a run leaves."""
 
+import contextlib
 import os
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +49,10 @@ class RunFolder:
     def job(self) -> Path:
         return self.path / "job.json"
 
+    @property
+    def job_script(self) -> Path:
+        return self.path / "job.sh"
+
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
@@ -77,6 +83,13 @@ def create_folder(out: str, name: str, ranks: int) -> RunFolder:
             "Choose another place with out=FOLDER."
         ) from error
     return RunFolder(path)
+
+
+def remove_folder(folder: RunFolder) -> None:
+    """Leave nothing of a run that never began: its folder, and those above it that are empty."""
+    shutil.rmtree(folder.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.removedirs(folder.path.parent)
 
 
 def check_writable(out: str) -> None:

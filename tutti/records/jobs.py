@@ -50,7 +50,7 @@ class JobRecord:
     format: int = FORMAT
 
     def write(self, folder: RunFolder) -> None:
-        write_durably(job_file(folder), json.dumps(asdict(self), indent=2) + "\n")
+        write_durably(folder.job, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def describe(outcome: str | None, reason: str | None) -> str:
@@ -60,17 +60,9 @@ def describe(outcome: str | None, reason: str | None) -> str:
     return f"{'started again' if outcome == 'again' else 'not started again'}: {reason}"
 
 
-def job_file(folder: RunFolder) -> Path:
-    return folder.path / "job.json"
-
-
-def job_script(folder: RunFolder) -> Path:
-    return folder.path / "job.sh"
-
-
 def read_job(folder: RunFolder) -> JobRecord:
     """The job of a run, or an error that says how a run gets one."""
-    path = job_file(folder)
+    path = folder.job
     try:
         content = json.loads(path.read_text())
         attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]

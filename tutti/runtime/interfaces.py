@@ -49,7 +49,7 @@ def settle_interface(placement: Placement, store: dist.Store, seconds: float) ->
 
 def interface_towards(address: str) -> str | None:
     """The interface through which packets to a host leave, if its address tells."""
-    source = _source_towards(address)
+    source = _source(address)
     return next((name for name, addresses in interfaces().items() if source in addresses), None)
 
 
@@ -74,9 +74,9 @@ def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) 
     if placement.world_size == placement.local_size:
         return (_LOOPBACK if _LOOPBACK in interfaces() else None), False
     assert placement.address
-    source = _source_towards(placement.address)
-    is_elsewhere = source not in _addresses(placement.address) and not ip_address(source).is_loopback
-    if is_elsewhere:
+    source = source_towards(placement.address)
+    is_elsewhere = source is not None
+    if source is not None:
         store.set("elsewhere", source)
     wait_for_all(store, placement.rank, placement.world_size, "looked", "the choice of the interface", seconds)
     if is_elsewhere:
@@ -86,12 +86,15 @@ def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) 
     return _LOOPBACK, False  # several names of one host
 
 
-def _addresses(host: str) -> list[str]:
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)]
+def source_towards(host: str) -> str | None:
+    """The address of this host that packets to another would carry; None where the other is this one."""
+    source = _source(host)
+    own = [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)]
+    return None if source in own or ip_address(source).is_loopback else source
 
 
-def _source_towards(host: str) -> str:
-    """The address of this host that packets to another would carry; nothing is sent."""
+def _source(host: str) -> str:
+    """Nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

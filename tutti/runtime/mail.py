@@ -14,8 +14,8 @@ class Mail:
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._to_wait = _patient(store)
-        self._to_send = _patient(store)
+        self._to_wait = patient(store)
+        self._to_send = patient(store)
 
     def send(self, rank: int, *note: Any) -> None:
         """Put a note into a rank's queue."""
@@ -40,7 +40,8 @@ class Mail:
             self.send(self._rank, "over")
 
 
-def _patient(store: dist.Store) -> dist.Store:
+def patient(store: dist.Store) -> dist.Store:
+    """A connection of its own to the store, for a thread that waits as long as it takes."""
     connection: dist.Store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
     connection.set_timeout(timedelta(days=365))
     return connection

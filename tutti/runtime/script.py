@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, LaunchError
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
 from tutti.records.output import Tee, captured_output
@@ -37,6 +37,8 @@ def offer_horovod() -> str | None:
 
 def run_script(path: str, arguments: list[str], placement: Placement, folder: RunFolder | None) -> None:
     """Run a script in this process as `python script.py arguments` would."""
+    if placement.world_size > 1 and (placement.address is None or placement.port is None):
+        raise LaunchError(f"{placement.launcher} does not say where rank 0 is. Set MASTER_ADDR and MASTER_PORT.")
     os.environ |= {
         "RANK": str(placement.rank),
         "WORLD_SIZE": str(placement.world_size),

@@ -27,7 +27,7 @@ from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
 from tutti.train.skipped import SkippedFiles
-from tutti.train.standing import Standing, interruption
+from tutti.train.standing import Standing
 from tutti.train.stragglers import Stragglers
 
 
@@ -210,15 +210,6 @@ class Job(Standing):
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
         self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
-
-    def hand_over(self) -> None:
-        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
-        self.watch.rests()
-        if self.step == self.plan.total_steps:
-            return
-        self.save()
-        self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
-        raise interruption(self.watch.stop_reason, self.step, self.plan.total_steps, self._saved_step, self.folder)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Stand where a checkpoint was saved, on this number of ranks."""

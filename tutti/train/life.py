@@ -1,9 +1,7 @@
 """The life of a run on one rank, whichever framework it is made of: folder, record, training, what remains."""
 
 import contextlib
-import os
 import platform
-import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from tutti.errors import Interrupted, TuttiError
 from tutti.launch.binding import Binding
 from tutti.launch.local import launch_line
 from tutti.optim.schedule import Schedule
-from tutti.records.folder import RunFolder, create_folder, write_config
+from tutti.records.folder import RunFolder, create_folder, remove_folder, write_config
 from tutti.records.history import summarise_epochs
 from tutti.records.journal import Journal
 from tutti.records.output import Tee, captured_output
@@ -168,9 +166,7 @@ def _open_folder(
 def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError) -> None:
     """A run that never began leaves nothing; one that could not be resumed keeps what it had."""
     if is_new:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folders above it that are empty
-            os.removedirs(folder.path.parent)
+        remove_folder(folder)
     else:
         record.end("failed", failure=str(error))
 

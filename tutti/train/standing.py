@@ -4,6 +4,8 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted
 from tutti.records.folder import RunFolder
+from tutti.runtime.group import Group
+from tutti.runtime.watch import Watch
 
 
 class Standing:
@@ -13,6 +15,10 @@ class Standing:
     plan: Plan
     step: int
     results: dict[str, float]  # of the last epoch
+    group: Group
+    folder: RunFolder
+    watch: Watch
+    _saved_step: int
     _best: float | None = None
     _is_best: bool = False
 
@@ -52,13 +58,21 @@ class Standing:
         if self._is_best:
             self._best = value
 
+    def hand_over(self) -> None:
+        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
+        self.watch.rests()
+        if self.watch.stop_reason is None or self.step == self.plan.total_steps:
+            return
+        self.save()
+        self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
+        where = "" if self._saved_step == self.step else f", but the newest checkpoint is of step {self._saved_step:,}"
+        where = where if self._saved_step else ", but there is no checkpoint"
+        stopped = Interrupted(
+            f"stopped {self.watch.stop_reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
+            f"Go on with: tutti train {self.folder.path}"
+        )
+        stopped.agreed = True
+        raise stopped
 
-def interruption(reason: str | None, step: int, total_steps: int, saved_step: int, folder: RunFolder) -> Interrupted:
-    """What a run says that was stopped before its end; every rank says the same, so that rank 0 speaks."""
-    where = "" if saved_step == step else f", but the newest checkpoint is of step {saved_step:,}"
-    where = where if saved_step else ", but there is no checkpoint"
-    error = Interrupted(
-        f"stopped {reason} after step {step:,} of {total_steps:,}{where}. Go on with: tutti train {folder.path}"
-    )
-    error.agreed = True
-    return error
+    def save(self) -> None:
+        raise NotImplementedError
