@@ -7,7 +7,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tutti.cli.train import place, terminate
+from tutti.cli.ranks import place, terminate
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tutti
-from tutti.cli.train import begun_run, check, finish
+from tutti.cli.ranks import finish
+from tutti.cli.train import begun_run, check
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError

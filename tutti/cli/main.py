@@ -102,6 +102,91 @@ def doctor(
     command.doctor(recipe, overrides or [], ranks, out, record, wait)
 
 
+_COLLECTIVES = "Only for tutti bench collectives"
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti bench mnist -n 2\n\n"
+    "    tutti bench nbody/bs64_opt data.workers=8 --seconds 60\n\n"
+    "    tutti bench nbody/short --variants benchmarks/nbody_ladder.yaml\n\n"
+    "    tutti bench collectives -n 4\n\n"
+    "    srun -N4 tutti bench collectives --sizes 1KB,1MB,64MB"
+)
+def bench(
+    recipe: Annotated[str, typer.Argument(help="A recipe, or the word collectives.")],
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    trials: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
+    seconds: Annotated[float, typer.Option(help="About how long to measure a recipe, or a variant.")] = 20.0,
+    variants: Annotated[
+        Path | None, typer.Option(help="A YAML file of names, each with a list of overrides: measured one by one.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Message sizes, as in 1KB,1MB.", rich_help_panel=_COLLECTIVES)
+    ] = None,
+    operations: Annotated[
+        str | None, typer.Option(help="all_reduce, broadcast, all_gather.", rich_help_panel=_COLLECTIVES)
+    ] = None,
+) -> None:
+    """Measure where the time goes: reading, computing, communicating; and say what bounds a recipe."""
+    if recipe == "collectives":
+        from tutti.cli import collectives
+
+        if variants is not None:
+            raise ConfigError("--variants is for a recipe: leave it out of tutti bench collectives.")
+        collectives.bench(overrides or [], ranks, trials, seconds, sizes, operations)
+        return
+    from tutti.cli import bench as command
+
+    if sizes is not None or operations is not None:
+        raise ConfigError("--sizes and --operations are for tutti bench collectives: leave them out for a recipe.")
+    command.bench(recipe, overrides or [], ranks, trials, seconds, variants)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti tune mnist -n 2\n\n"
+    "    tutti tune nbody/short --minutes 5 --allow precision\n\n"
+    "    tutti tune digits -n 2 --write tuned.yaml"
+)
+def tune(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    minutes: Annotated[float, typer.Option(help="When to stop trying.")] = 5.0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="What may change in what is learned: precision, batch; may be repeated."),
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="Where the tuned recipe goes, besides its run folder.")] = None,
+) -> None:
+    """Try what the verdict suggests, one at a time; keep what helps, and write a recipe that extends the original."""
+    from tutti.cli import tune as command
+
+    command.tune(recipe, overrides or [], ranks, minutes, allow or [], write)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti profile digits -n 2 --steps 20:25\n\n"
+    "    nsys profile -c cudaProfilerApi tutti profile nbody/short --steps 50:55\n\n"
+    "    tutti profile -n 2 horovod_script.py"
+)
+def profile(
+    recipe: Annotated[str, typer.Argument(help="A recipe, or a Python script that uses Horovod's API.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value; for a script, its arguments.")] = None,
+    ranks: Ranks = None,
+    steps: Annotated[str, typer.Option(help="FIRST:LAST, the steps to trace.")] = "20:25",
+    memory: Annotated[bool, typer.Option("--memory", help="Also what is allocated and freed.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Also which lines of code call an operator.")] = False,
+) -> None:
+    """Trace some steps on every rank: one timeline of all ranks for Perfetto, and a summary of where the time goes."""
+    from tutti.cli import profile as command
+
+    command.profile(recipe, overrides or [], ranks, steps, memory, stacks)
+
+
 @app.command(epilog="Examples:\n\n    tutti show mnist optim.lr=0.02\n\n    tutti show mnist -n 8 --plot-lr lr.png")
 def show(
     recipe: Recipe,

@@ -1,31 +1,22 @@
 """`tutti train` and `tutti run`: start ranks, or be one."""
 
-import contextlib
 import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tutti.checkpoint.manifest import find_latest
+from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
+from tutti.errors import CheckpointError
 from tutti.launch import local
-from tutti.launch.failure import Failure, describe, leave_note, quote
-from tutti.launch.nursery import keep, open_nursery
+from tutti.launch.nursery import open_nursery
 from tutti.launch.parents import end_with_parent
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.records.record import Record
 from tutti.records.runs import find_runs, read_state
-from tutti.runtime.discovery import discover
 from tutti.runtime.placement import Placement
-
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
 
 
 def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool = False) -> None:
@@ -45,8 +36,8 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
         if resume is not None:
             checkpoint = find_checkpoint(resume, config.out, config.recipe)
             config = _resumed(recipe, checkpoint, overrides).config
-    if ranks is None or ranks == 1 or _is_rank(placement):
-        _train_as_rank(config, placement, folder or _given_folder(), checkpoint, preflight)
+    if ranks is None or ranks == 1 or is_rank(placement):
+        _train_as_rank(config, placement, folder or given_folder(), checkpoint, preflight)
         return
     open_nursery(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
@@ -71,9 +62,9 @@ def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
 
     placement = place(ranks)
     check_script(script)
-    if _is_rank(placement) or ranks in (None, 1):
-        folder = _given_folder()
-        _as_rank(placement, lambda: run_script(script, arguments, placement, folder))
+    if is_rank(placement) or ranks in (None, 1):
+        folder = given_folder()
+        as_rank(placement, lambda: run_script(script, arguments, placement, folder))
         return
     check_writable(out)
     folder = create_folder(out, Path(script).stem, ranks)
@@ -130,32 +121,10 @@ def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:
     return own
 
 
-def place(ranks: int | None) -> Placement:
-    """Who this process is among ranks; `-n` is for those that nobody has started yet."""
-    if ranks is not None:
-        local.check_ranks(ranks)
-    placement = discover(os.environ)
-    if ranks not in (None, placement.world_size) and placement.world_size > 1:
-        raise LaunchError(
-            f"-n {ranks}, but {placement.launcher} has already started {placement.world_size} ranks. "
-            "Leave out -n under a launcher."
-        )
-    return placement
-
-
-def _is_rank(placement: Placement) -> bool:
-    return placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ
-
-
-def _given_folder() -> RunFolder | None:
-    path = os.environ.get(local.FOLDER_VARIABLE)
-    return RunFolder(Path(path)) if path else None
-
-
 def _train_as_rank(
     config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None, preflight: bool
 ) -> None:
-    if _given_folder():
+    if given_folder():
         end_with_parent()
 
     def work() -> Any:
@@ -166,7 +135,7 @@ def _train_as_rank(
             print(f"curves:     {draw_curves(outcome.folder)}\nrun folder: {outcome.folder.path}", flush=True)
         return outcome
 
-    _as_rank(placement, work)
+    as_rank(placement, work)
 
 
 def _needs(config: RunConfig) -> list[str]:
@@ -201,62 +170,3 @@ def _run_rank(
     from tutti.frameworks.run import run_rank as run_in_keras
 
     return run_in_keras(config, placement, folder, checkpoint, preflight)
-
-
-def _as_rank(placement: Placement, work: Callable[[], Any]) -> None:
-    """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        outcome = work()  # kept to the end: what is freed may wait for threads
-        if local.NOTES_VARIABLE in os.environ and not keep(outcome):
-            _leave(0)
-        del outcome
-    except TuttiError as error:
-        silent = error.told or (error.agreed and placement.rank > 0)
-        _tell(describe(placement.rank, error, error.exit_code, said=True), silent)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
-        _tell(describe(placement.rank, error, 1, said=False))
-
-
-def _tell(failure: Failure, silent: bool = False) -> None:
-    """Tell the launcher that started this rank, or whoever looks at the screen; then end."""
-    notes = os.environ.get(local.NOTES_VARIABLE)
-    who = f"rank {failure.rank} on host {failure.host}"
-    if notes:
-        leave_note(Path(notes), failure)
-    elif failure.said:
-        if not silent:
-            print(failure.sentence(), file=sys.stderr)
-    elif failure.consequence:
-        print(f"error: {who} ends: it lost contact with another rank ({failure.text})", file=sys.stderr)
-    else:
-        lines = traceback.format_exc().splitlines()[-12:]
-        print(f"error: {who} failed: {failure.text}. Its last calls:{quote(lines)}", file=sys.stderr)
-    _leave(failure.exit_code)
-
-
-def _leave(exit_code: int) -> None:
-    """End this rank at once: nothing is left to do, and threads of torch may wait for ranks that are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
-
-
-def terminate(*_: Any) -> None:
-    """Serves as a signal handler."""
-    raise KeyboardInterrupt
-
-
-def finish(folder: RunFolder, failure: Failure | None) -> None:
-    """The launcher's last word."""
-    if failure is None:
-        return
-    print(failure.message(folder), file=sys.stderr)
-    if folder.record.exists() and failure.exit_code != Interrupted.exit_code:
-        with contextlib.suppress(OSError):
-            Record.open(folder.record).end("failed", failure=failure.text)
-    if folder.path.exists():
-        print(f"run folder: {folder.path}", file=sys.stderr)
-    sys.exit(failure.exit_code)

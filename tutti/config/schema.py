@@ -92,6 +92,7 @@ class LogConfig(Section):
     every_steps: Count = 50
     ledger: Switch = False  # sample ids of every step, for debugging
     tensorboard: Switch = True
+    phases: Switch = True  # where the time of a step goes, and whether one rank is slower than the others
     profile: tuple[Count, Count] | None = None  # the first and the last step of a trace by TensorFlow's profiler
 
     @model_validator(mode="after")

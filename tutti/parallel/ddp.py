@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,17 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS 
 _MOST_DIRECT_BYTES = 1 << 20  # over all ranks; measured on 2 and 4 ranks of one host
 
 
-def spread(model: nn.Module, config: DdpConfig, group: Group, device: torch.device) -> nn.Module:
-    """The model as it is on one rank, else wrapped so that the last backward pass of a step averages gradients."""
+def spread(
+    model: nn.Module,
+    config: DdpConfig,
+    group: Group,
+    device: torch.device,
+    all_there: Callable[[], None] = lambda: None,
+) -> nn.Module:
+    """The model as it is on one rank, else wrapped so that the last backward pass of a step averages gradients.
+
+    `all_there` is called in each such pass when the last gradient of this rank is there.
+    """
     if group.world_size == 1 or not config.communicate:
         return model
     sync_buffers: dict[str, Any] = {_SYNC_BUFFERS: config.broadcast_buffers}
@@ -37,19 +47,29 @@ def spread(model: nn.Module, config: DdpConfig, group: Group, device: torch.devi
         **sync_buffers,
     )
     memory = share_memory(group, _MOST_DIRECT_BYTES) if config.direct and device.type == "cpu" else None
-    if memory:
-        wrapped.register_comm_hook(memory, average_gradients)
+    wrapped.register_comm_hook(Averaging(memory, all_there), average_gradients)
     return wrapped
 
 
-def average_gradients(memory: HostMemory, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean over the ranks of one host of a bucket of gradients.
+@dataclass(frozen=True)
+class Averaging:
+    """What the averaging of gradients needs to know."""
+
+    memory: HostMemory | None
+    all_there: Callable[[], None]
+
+
+def average_gradients(state: Averaging, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The mean over ranks of a bucket of gradients.
 
     Gloo's all-reduce takes several rounds through a thread of its own, a few hundred microseconds each whatever the
-    size. Nothing is left to overlap with the last bucket of a step: if it is small, it goes through shared memory.
+    size. Nothing is left to overlap with the last bucket of a step: if it is small, it goes through memory
+    that the ranks of a host share.
     """
-    gradients = bucket.buffer()
-    if not bucket.is_last() or dist.get_world_size() * gradients.nbytes > memory.most_bytes:
+    if bucket.is_last():
+        state.all_there()
+    gradients, memory = bucket.buffer(), state.memory
+    if not memory or not bucket.is_last() or dist.get_world_size() * gradients.nbytes > memory.most_bytes:
         return allreduce_hook(None, bucket)  # pyright: ignore[reportArgumentType]
     done = torch.futures.Future[torch.Tensor]()
     done.set_result(memory.average(gradients))

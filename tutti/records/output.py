@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -76,6 +77,13 @@ def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
             os.close(copy)
         with contextlib.suppress(OSError):
             log.close()
+
+
+def log_traceback() -> None:
+    """The error that is being handled, into this rank's log only: the screen shows the first cause, once."""
+    stream = sys.stderr.log if isinstance(sys.stderr, Tee) else sys.stderr
+    with contextlib.suppress(OSError):
+        traceback.print_exc(file=stream)
 
 
 def last_lines(path: Path, count: int = 40) -> list[str]:

@@ -47,7 +47,7 @@ def read_state(folder: RunFolder) -> str | None:
 def summarise(folder: RunFolder) -> RunSummary | None:
     """One run's row, or None where its record cannot be read."""
     content = read_record(folder.record)
-    if content is None:
+    if content is None or content.get("kind", "train") != "train":  # what was only measured is no run
         return None
     last: dict[str, Any] = {}
     for event in read_events(folder.metrics):

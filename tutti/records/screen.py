@@ -75,18 +75,23 @@ class Screen:
             words.append(f"{rate:,.0f} samples/s ({rate / self._ranks:,.0f} per rank)")
         if "data_share" in event:
             words.append(f"data {event['data_share']:.1%}")
+        if "communication_share" in event:
+            words.append(f"communication {event['communication_share']:.1%}")
         if "seconds" in event and event["event"] == "epoch":
             words.append(f"{event['seconds']:.1f} s")
         return "  ".join(words)
 
 
-_SPEED = {"samples_per_second", "data_share", "seconds", "data_seconds"}
-_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "ranks", "skipped_images"} | _SPEED
+_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "ranks", "skipped_images", "samples_per_second"}
 
 
 def _results(event: dict[str, Any]) -> list[str]:
     """The loss and the metrics of an event, each with its name."""
-    return [f"{key.replace('_', ' ')} {show_number(key, event[key])}" for key in event if key not in _NOT_RESULTS]
+    return [f"{key.replace('_', ' ')} {show_number(key, event[key])}" for key in event if _is_result(key)]
+
+
+def _is_result(key: str) -> bool:
+    return key not in _NOT_RESULTS and not key.endswith(("seconds", "_share"))
 
 
 def show_number(name: str, value: float) -> str:

@@ -2,6 +2,7 @@
 
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -78,6 +79,14 @@ class Group:
         self.barrier("the end of the run")
         let_go_of_tensors()
         dist.destroy_process_group()
+
+
+def abandon() -> None:
+    """Drop the process group without waiting for anyone."""
+    if dist.is_initialized():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dist.destroy_process_group()
 
 
 def let_go_of_tensors() -> None:

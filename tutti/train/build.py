@@ -85,7 +85,7 @@ def build_job(
     journal = Journal(folder, screen, config.log.tensorboard)
     learner = Learner(config, pieces.plan, group, device, pieces.model, pieces.criterion, pieces.optimizer, watch.at)
     order = SampleOrder(pieces.plan, config.seed)
-    prefetch = _prefetch(config, device)
+    prefetch = choose_prefetch(config, device)
     job = Job(
         config=config,
         plan=pieces.plan,
@@ -170,7 +170,7 @@ def _check_resume(resume: Path, config: RunConfig, pieces: Pieces, group: Group)
     return manifest
 
 
-def _prefetch(config: RunConfig, device: torch.device) -> int:
+def choose_prefetch(config: RunConfig, device: torch.device) -> int:
     """Beside a GPU batches are made ahead; on a CPU the thread that makes them takes from the step what it saves."""
     if config.data.prefetch is not None:
         return config.data.prefetch

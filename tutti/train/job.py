@@ -26,6 +26,7 @@ from tutti.train.evaluate import evaluate
 from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
+from tutti.train.phases import PHASES, combine
 from tutti.train.skipped import SkippedFiles
 from tutti.train.standing import Standing
 from tutti.train.stragglers import Stragglers
@@ -100,11 +101,15 @@ class Job(Standing):
     def batches(self) -> Iterator[RankBatch]:
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
         self.clock.start()
+        timer = self.learner.timer
+        timer.lap(0)  # of the rehearsal
         while self.watch.goes_on(self.step):
             self.watch.at(Phase.BATCH, self.step + 1)
+            timer.begin()
             began = self.clock.wait_began()
             batch = next(self._batches, None)
             self.clock.wait_ended(began)
+            timer.ended("data")
             if batch is None:
                 return
             self._skipped.log()
@@ -126,7 +131,7 @@ class Job(Standing):
     def log(self) -> None:
         """Tell the means of the window that ends here; every rank enters."""
         self.watch.at(Phase.LOG, self.step)
-        totals = self._window.totals(self.group, self._own_seconds)
+        totals = self._window.totals(self.group, self._own_phases)
         values = self._window.means(totals)
         self._check_finite(values["loss"])
         steps = len(self._losses)
@@ -137,8 +142,7 @@ class Job(Standing):
         seconds, waited = self.clock.lap()
         self._epoch_seconds += seconds
         self._epoch_steps += steps
-        for line in self.stragglers.compare(totals[-self.group.world_size :], steps, seconds, self.step):
-            self.journal.say(line)
+        phases = self._compare_ranks(totals[2 * len(self._window.names) :], steps, seconds)
         self.journal.write(
             "step",
             step=self.step,
@@ -147,8 +151,7 @@ class Job(Standing):
             lr=self.schedule.lr_at(self.step - 1),
             samples_per_second=steps * self.plan.global_batch / seconds,
             seconds=seconds,
-            data_seconds=waited,
-            data_share=waited / seconds,
+            **({"data_seconds": waited, "data_share": waited / seconds} | phases),
         )
 
     def finish_epoch(self) -> None:
@@ -209,6 +212,7 @@ class Job(Standing):
             except CheckpointError as error:
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
+        self.learner.timer.paused()
         self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
 
     def restore(self, folder: Path, manifest: Manifest) -> None:
@@ -249,11 +253,23 @@ class Job(Standing):
             },
         )
 
-    def _own_seconds(self) -> list[float]:
-        """What this rank took for itself since the last log, at its place in a row of zeros."""
-        row = [0.0] * self.group.world_size
-        row[self.group.rank] = self.learner.own.lap() + self.clock.waited
+    def _own_phases(self) -> list[float]:
+        """This rank's seconds by phase since the last log, at its place in a row of zeros; nothing if none are kept."""
+        own = list(self.learner.timer.lap(len(self._losses)).values())
+        row = [0.0] * (len(own) * self.group.world_size)
+        row[self.group.rank * len(own) : (self.group.rank + 1) * len(own)] = own
         return row
+
+    def _compare_ranks(self, phases: list[float], steps: int, seconds: float) -> dict[str, float]:
+        """Where the time of a window went, from the phases of all ranks; a slow one is named."""
+        if not phases:
+            return {}
+        cuts = range(0, len(phases), len(PHASES))
+        rows = [dict(zip(PHASES, phases[cut : cut + len(PHASES)], strict=True)) for cut in cuts]
+        own = [row["data"] + row["forward"] for row in rows]
+        for line in self.stragglers.compare(own, steps, seconds, self.step):
+            self.journal.say(line)
+        return combine(rows, seconds)
 
     def _validates(self) -> None:
         self.watch.at(Phase.VALIDATION, self.step)

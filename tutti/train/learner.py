@@ -18,7 +18,7 @@ from tutti.runtime.group import Group
 from tutti.runtime.seeds import seed_pass
 from tutti.runtime.whereabouts import Phase
 from tutti.train.meters import Meter
-from tutti.train.stragglers import OwnTime
+from tutti.train.phases import make_timer
 
 
 class Pass(nn.Module):
@@ -51,7 +51,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         at: Callable[[Phase, int], None] = lambda *_: None,
     ) -> None:
-        self.own = OwnTime(device)
+        self.timer = make_timer(device, config.log.phases)
         self._at = at  # who is told where a step is
         self.model = model
         self.criterion = criterion
@@ -59,7 +59,8 @@ class Learner:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
         self._pass = Pass(model, criterion)
-        self._spread_pass = spread(self._pass, config.ddp, group, device)
+        self._spread_pass = spread(self._pass, config.ddp, group, device, self._all_gradients_there)
+        self._meets = False  # whether the pass under way averages gradients over ranks
         self._silence = silence(self._spread_pass)
         self._channels_last = applies(config.speed.channels_last, device)
         self._graphs = False
@@ -80,12 +81,15 @@ class Learner:
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
                 self._at(Phase.FORWARD, batch.step + 1)
-                with self.autocast(), self.own.measured():
+                with self.autocast():
                     outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
+                self.timer.ended("forward")
                 self._at(Phase.BACKWARD, batch.step + 1)
                 if self._graphs:  # the next pass writes over what this one gave
                     outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
+                self.timer.ended("communication" if self._meets else "backward")
+                self._meets = False
             losses.append(loss.detach())
             meter.add_loss(loss, self._micro_batch)
             if measure:
@@ -106,12 +110,21 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+        self.timer.ended("update")
 
     def predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
         """Outputs and loss of an evaluation batch; a ragged one is not worth compiling for."""
         forward = self._pass if is_full else self._pass.forward
         with self.autocast():
             return forward(self._laid_out(inputs), targets)
+
+    def silent(self) -> AbstractContextManager[None]:
+        """Steps whose gradients stay on this rank."""
+        return self._silence()
+
+    def _all_gradients_there(self) -> None:
+        self.timer.ended("backward")
+        self._meets = True
 
     def _laid_out(self, inputs: Any) -> Any:
         """Inputs in the memory layout of the recipe."""

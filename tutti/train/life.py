@@ -1,9 +1,6 @@
 """The life of a run on one rank, whichever framework it is made of: folder, record, training, what remains."""
 
-import contextlib
 import platform
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder, create_folder, remove_folder, write_config
 from tutti.records.history import summarise_epochs
 from tutti.records.journal import Journal
-from tutti.records.output import Tee, captured_output
+from tutti.records.output import captured_output, log_traceback
 from tutti.records.record import Record
 from tutti.runtime.group import Group
 from tutti.runtime.watch import Watch
@@ -85,7 +82,7 @@ def live(
             return folder, _live_in(folder, is_new, config, group, watch, machine, resume, build, train, facts)
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
-                _log_traceback()
+                log_traceback()
             raise
 
 
@@ -223,10 +220,3 @@ def _slow(job: Running) -> dict[str, Any]:
     """Ranks for which the others have waited."""
     found = [asdict(slow) for slow in job.stragglers.found.values()]
     return {"slow_ranks": found} if found else {}
-
-
-def _log_traceback() -> None:
-    """Into this rank's log only: the screen shows the first cause, once."""
-    stream = sys.stderr.log if isinstance(sys.stderr, Tee) else sys.stderr
-    with contextlib.suppress(OSError):
-        traceback.print_exc(file=stream)

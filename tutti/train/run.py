@@ -1,7 +1,6 @@
 """One rank's life: join the others, build the job, train, leave a record."""
 
 import functools
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
 from tutti.records.folder import RunFolder, check_writable
 from tutti.runtime.device import bind_rank, choose_device, set_determinism, set_threads
-from tutti.runtime.group import join
+from tutti.runtime.group import abandon, join
 from tutti.runtime.placement import Placement
 from tutti.runtime.watch import Watch
 from tutti.train.build import Objects, build_job
@@ -70,13 +69,5 @@ def run_rank(
     except BaseException:
         if watch:
             watch.close()
-        _abandon()
+        abandon()
         raise
-
-
-def _abandon() -> None:
-    """Drop the process group without waiting for anyone."""
-    if torch.distributed.is_initialized():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.distributed.destroy_process_group()

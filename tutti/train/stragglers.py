@@ -1,60 +1,11 @@
 """Ranks that compute longer than the others: all wait for them in every step."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import torch
-
 _LEAST_STEPS = 5  # a window of fewer says little
 _LEAST_SHARE = 0.1  # of the window: what a slow rank must cost to be worth a word
-_MOST_EVENTS = 64  # pairs kept in a window on a GPU
-
-
-class OwnTime:
-    """The time of this rank's forward passes, in which no other rank has a part.
-
-    On a GPU a pass has only been started when the call returns, so that events on its stream are the clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._uncounted = 0
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Count a forward pass."""
-        if not self._on_gpu:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
-        elif len(self._events) < _MOST_EVENTS:
-            start = _event()
-            yield
-            self._events.append((start, _event()))
-        else:
-            yield
-            self._uncounted += 1
-
-    def lap(self) -> float:
-        """Seconds since the last lap; a GPU must have done its work, of which the first passes stand for all."""
-        seconds = self._seconds
-        if self._events:
-            clocked = sum(began.elapsed_time(ended) for began, ended in self._events) / 1000
-            seconds += clocked * (1 + self._uncounted / len(self._events))
-        self._seconds, self._uncounted = 0.0, 0
-        self._events.clear()
-        return seconds
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 @dataclass

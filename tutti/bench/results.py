@@ -1,0 +1,121 @@
+"""What a measurement of a recipe gives: seconds a step by phase, rank and trial, with all its conditions.
+
+Light: what reads a result on a login node imports no torch.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tutti.errors import ConfigError
+from tutti.records.files import write_durably
+
+# Measured one by one, in every trial in this order.
+PHASES = {
+    "read": "the loader alone",
+    "copy": "a batch from the host's memory to the GPU",
+    "compute": "a batch that is there already, without communication",
+    "double": "the same with a batch twice as large",
+    "exchange": "the gradients averaged over ranks, and nothing else",
+    "communicate": "computing with gradients averaged over ranks",
+    "whole": "a step as in training",
+}
+# Of a step of `whole`, as the marks in it say; together they are all of it.
+PARTS = {
+    "data": "waiting for the batch",
+    "forward": "forward pass and loss",
+    "backward": "backward pass until the last gradient is there",
+    "communication": "from the last gradient to its mean over ranks: what is not hidden behind the backward pass",
+    "update": "clipping, optimizer",
+    "rest": "what no mark covers",
+}
+
+Times = Mapping[str, Sequence[Sequence[float]]]  # by phase or part: [rank][trial], seconds a step
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step of one rank asks of its device, counted in a few steps of their own."""
+
+    flops: float  # of matrix products and convolutions
+    bytes_moved: float  # read and written by operators that do not fit into the cache, if nothing were fused
+    least_bytes: float  # weights, gradients, optimizer state and batch, each as often as it must be
+    operators: int
+    synchronisations: int  # .item() and the like: the host reads a number from the device
+    synchronises_at: tuple[str, ...] = ()  # "model.py:12, 3 a step"
+    host_share: float | None = None  # of a step in which no kernel works; None where it could not be seen
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a rank's device gives at most, measured there while the other ranks measure theirs."""
+
+    flops_per_second: float  # of large matrix products in the recipe's precision
+    bytes_per_second: float  # of copies far larger than the caches, reads and writes added
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One recipe as it is, or one variant of it."""
+
+    name: str
+    overrides: tuple[str, ...]
+    settings: Mapping[str, Any]  # the whole configuration, in the words of a recipe
+    ranks: int
+    hosts: tuple[str, ...]  # of all ranks, in their order
+    cores: int  # of the host, that this process may use
+    local_ranks: int  # on rank 0's host
+    device: str  # cpu or cuda
+    device_name: str
+    threads: int  # of each rank
+    per_rank_batch: int
+    global_batch: int
+    parameters: int
+    gradient_bytes: int
+    steps: Mapping[str, int]  # by phase, in one trial
+    seconds: Times  # by phase; phases that do not exist here (copy on a CPU, exchange on one rank) are left out
+    parts: Times
+    peak_bytes: tuple[int, ...]  # by rank: of the GPU's memory, or of the process
+    batches_are_samples: bool = False  # the dataset makes samples one by one, which loader processes can share
+    sources: tuple[str, ...] = ()  # values of data.source that the dataset offers and this device can use
+    work: Work | None = None
+    ceilings: tuple[Ceilings, ...] = ()  # by rank
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def trials(self) -> int:
+        return len(self.seconds["whole"][0])
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> "Measurement":
+        known = {key: _tuples(value) for key, value in values.items()}
+        known["settings"] = values["settings"]
+        if values.get("work"):
+            known["work"] = Work(**{key: _tuples(value) for key, value in values["work"].items()})
+        known["ceilings"] = tuple(Ceilings(**each) for each in values.get("ceilings", ()))
+        return cls(**known)
+
+
+def write_measurements(path: Path, found: Sequence[Measurement], more: Mapping[str, Any]) -> None:
+    """Keep measurements, and what was concluded from them, as JSON."""
+    content = {"format": 1, "measurements": [each.plain() for each in found], **more}
+    write_durably(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """The measurements in a file."""
+    try:
+        return [Measurement.from_plain(each) for each in json.loads(path.read_text())["measurements"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} holds no measurements: {error}. Expected a bench.json of tutti bench.") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

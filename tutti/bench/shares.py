@@ -1,0 +1,194 @@
+"""The parts of a step that all ranks wait for, and what is hidden behind others: from a measurement to shares.
+
+Light: imports no torch.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tutti.bench.results import Measurement
+
+PATH = ("reading", "computing", "communication", "slow rank", "rest")  # together they are a step
+COMPUTING = ("forward", "backward", "update")
+_ENOUGH = 0.05  # of a step: what phases that are measured apart may miss of it
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A quantity over trials: its median, and the middle half of the trials as its spread."""
+
+    trials: tuple[float, ...]
+
+    @cached_property
+    def median(self) -> float:
+        return statistics.median(self.trials) if self.trials else 0.0
+
+    @cached_property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.trials) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.trials, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def spread(self) -> float:
+        return self.quartiles[1] - self.quartiles[0]
+
+    @property
+    def relative_spread(self) -> float:
+        return self.spread / self.median if self.median else 0.0
+
+    def map(self, change: Callable[[float], float]) -> "Figure":
+        """The same trials, each changed."""
+        return Figure(tuple(map(change, self.trials)))
+
+    def __add__(self, other: "Figure") -> "Figure":
+        return Figure(tuple(a + b for a, b in zip(self.trials, other.trials, strict=True)))
+
+    def __sub__(self, other: "Figure") -> "Figure":
+        return self + other.map(lambda value: -value)
+
+
+@dataclass(frozen=True)
+class SumCheck:
+    """Whether computing alone and what else is exposed in a step add up to the step."""
+
+    expected: Figure
+    whole: Figure
+
+    @property
+    def difference(self) -> float:
+        """What the sum is over the step, as a share of it."""
+        return (self.expected - self.whole).median / self.whole.median if self.whole.median else 0.0
+
+    @property
+    def tolerance(self) -> float:
+        """The spread of the trials as a share of a step, but not less than a twentieth."""
+        return max(_ENOUGH, self.expected.relative_spread + self.whole.relative_spread)
+
+    @property
+    def adds_up(self) -> bool:
+        return abs(self.difference) <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Seconds a step by what takes them on the way that all ranks wait for."""
+
+    whole: Figure
+    path: Mapping[str, Figure]  # the parts of PATH
+    own: tuple[Figure, ...]  # by rank: what it does without the others
+    alone: Mapping[str, Figure]  # the phases measured one by one
+    slowest: int  # the rank with the longest own time
+    slowest_in: tuple[int, ...]  # the same in every trial
+    samples_per_second: Figure  # of all ranks
+    samples_per_second_by_rank: tuple[Figure, ...]
+
+    def share(self, name: str) -> float:
+        """A part of a step, from 0 to 1."""
+        return self.path[name].median / self.whole.median if self.whole.median else 0.0
+
+    def hidden(self, name: str) -> float | None:
+        """Seconds of reading or communication behind computing; None where it was not measured alone."""
+        alone = self.alone.get({"reading": "read", "communication": "exchange"}[name])
+        return max(0.0, (alone - self.path[name]).median) if alone else None
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer computing takes beside everything else than alone, as a share of it."""
+        alone = self.alone.get("compute")
+        return self.path["computing"].median / alone.median - 1 if alone and alone.median else None
+
+    @property
+    def sum_check(self) -> SumCheck | None:
+        if "compute" not in self.alone:
+            return None
+        others = self.path["reading"] + self.path["communication"] + self.path["slow rank"]
+        return SumCheck(self.alone["compute"] + others, self.whole)
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """How near computing comes to what was measured at most; None where one of the two is not known."""
+
+    flops: float | None
+    bytes: float | None
+
+
+def find_shares(measurement: Measurement) -> Shares:
+    """The parts of a step in every trial; what was not measured counts as no time."""
+    seconds = measurement.seconds
+    ranks = len(seconds.get("whole", ()))
+    trials = len(seconds["whole"][0]) if ranks else 0
+
+    def part(*names: str) -> list[list[float]]:
+        tables = [measurement.parts[name] for name in names if name in measurement.parts]
+        return [[sum(table[rank][trial] for table in tables) for trial in range(trials)] for rank in range(ranks)]
+
+    whole = over_ranks(seconds.get("whole", ()), statistics.median)
+    own = part("data", *COMPUTING)
+    path = {
+        "reading": over_ranks(part("data"), statistics.median_low),
+        "computing": over_ranks(part(*COMPUTING), statistics.median_low),
+        # The rank that comes last waits for nobody: its time is what the exchange itself takes.
+        "communication": over_ranks(part("communication"), min),
+        "slow rank": over_ranks(own, lambda times: max(times) - statistics.median_low(times)),
+    }
+    path["rest"] = whole - path["reading"] - path["computing"] - path["communication"] - path["slow rank"]
+    figures = [Figure(tuple(times)) for times in own]
+    speeds = [Figure(tuple(times)).map(_rate(measurement.per_rank_batch)) for times in seconds.get("whole", ())]
+    return Shares(
+        whole=whole,
+        path=path,
+        own=tuple(figures),
+        alone={name: over_ranks(seconds[name], _across(name)) for name in seconds if name != "whole"},
+        slowest=max(range(ranks), key=lambda rank: figures[rank].median, default=0),
+        slowest_in=tuple(max(range(ranks), key=lambda rank: own[rank][trial]) for trial in range(trials)),
+        samples_per_second=whole.map(_rate(measurement.global_batch)),
+        samples_per_second_by_rank=tuple(speeds),
+    )
+
+
+def find_fractions(measurement: Measurement, shares: Shares) -> Fractions:
+    """The fraction of the measured ceilings at which a rank computes."""
+    flops, moved = device_seconds(measurement)
+    computing = shares.path["computing"].median
+    if not computing:
+        return Fractions(None, None)
+    return Fractions(flops and flops / computing, moved and moved / computing)
+
+
+def device_seconds(measurement: Measurement, fused: bool | None = None) -> tuple[float | None, float | None]:
+    """Seconds that a step's operations, and its bytes, take at the measured ceilings of a rank."""
+    work, ceilings = measurement.work, measurement.ceilings
+    if work is None or not ceilings:
+        return None, None
+    flops = statistics.median_low([each.flops_per_second for each in ceilings])
+    transfer = statistics.median_low([each.bytes_per_second for each in ceilings])
+    moved = work.least_bytes if (compiles(measurement) if fused is None else fused) else work.bytes_moved
+    return work.flops / flops if flops else None, moved / transfer if transfer else None
+
+
+def compiles(measurement: Measurement) -> bool:
+    """Whether operators are fused, so that what they hand on need not pass through memory."""
+    return is_on(measurement, measurement.settings.get("speed", {}).get("compile", False))
+
+
+def is_on(measurement: Measurement, switch: object) -> bool:
+    """Whether a switch of the recipe is on for the device."""
+    return measurement.device == "cuda" if switch == "gpu" else bool(switch)
+
+
+def over_ranks(times: Sequence[Sequence[float]], combine: Callable[[Sequence[float]], float]) -> Figure:
+    """One number a trial from those of all ranks."""
+    return Figure(tuple(combine(trial) for trial in zip(*times, strict=True)))
+
+
+def _across(phase: str) -> Callable[[Sequence[float]], float]:
+    return {"exchange": min, "communicate": statistics.median}.get(phase, statistics.median_low)
+
+
+def _rate(samples: int) -> Callable[[float], float]:
+    return lambda seconds: samples / seconds if seconds else 0.0

@@ -1,0 +1,239 @@
+"""What is measured on one rank: a recipe's learner and loader, and the steps that each phase repeats."""
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tutti.bench.session import Session
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.data.dataset import BatchDataset
+from tutti.data.loader import Loader, RankBatch, to_device
+from tutti.data.order import SampleOrder
+from tutti.parallel.host_memory import HostMemory, share_memory
+from tutti.runtime.device import applies, set_threads
+from tutti.train.build import Objects, Pieces, build_pieces, choose_prefetch
+from tutti.train.learner import Learner
+from tutti.train.meters import Meter
+from tutti.train.resume import agreed
+
+_ENDLESS = 1_000_000  # epochs
+_MEGABYTE = 1 << 20
+_BUCKET_MB, _FIRST_BUCKET_MB = 25, 1  # torch's own
+
+Step = Callable[[], None]
+
+
+class Subject:
+    """A recipe made ready to be measured; nothing that it does changes a weight: the learning rate is 0."""
+
+    def __init__(self, session: Session, config: RunConfig, pieces: Pieces) -> None:
+        self.config, self.group, self.device = config, session.group, session.device
+        self.plan: Plan = dataclasses.replace(pieces.plan, epochs=_ENDLESS)
+        self.data = pieces.train_data
+        self.learner = Learner(
+            config, pieces.plan, self.group, self.device, pieces.model, pieces.criterion, pieces.optimizer
+        )
+        self.learner.model.train()
+        self._meter = Meter(pieces.metrics, self.device)
+        self._prefetch = choose_prefetch(config, self.device)
+        self._memory: HostMemory | None = None
+        with self._reader() as batches:
+            self.cached: RankBatch = next(batches)
+        self._host_batch = _map_tensors(self.cached.micro_batches, lambda tensor: tensor.cpu())
+        self._buckets = self._make_buckets()
+
+    # The phases: each a context that gives the step to repeat.
+
+    def phases(self) -> dict[str, Callable[[], Any]]:
+        """What can be measured here, by name."""
+        several = self.group.world_size > 1 and self.config.ddp.communicate
+        found: dict[str, Callable[[], Any]] = {"read": self.reading}
+        if self.device.type == "cuda":
+            found["copy"] = self.copying
+        found["compute"] = self.computing
+        if not applies(self.config.speed.compile, self.device):  # another size would be compiled anew
+            found["double"] = self.doubling
+        if several:
+            found |= {"exchange": self.exchanging, "communicate": self.communicating}
+        return found | {"whole": self.training}
+
+    @contextmanager
+    def reading(self) -> Iterator[Step]:
+        """The loader alone; what was made ahead of the first step is used up before."""
+        with self._reader() as batches:
+            for _ in range(self._made_ahead):
+                next(batches)
+            yield lambda: void(next(batches))
+
+    @contextmanager
+    def copying(self) -> Iterator[Step]:
+        """A batch from pinned memory to the GPU."""
+        pinned = _map_tensors(self._host_batch, lambda tensor: tensor.pin_memory())
+        yield lambda: void(to_device(pinned, self.device))
+
+    @contextmanager
+    def computing(self) -> Iterator[Step]:
+        """A batch that is there already, without communication."""
+        with self.learner.silent():
+            yield lambda: self._step(self.cached)
+
+    @contextmanager
+    def doubling(self) -> Iterator[Step]:
+        """The same with a batch twice as large."""
+        pairs = [
+            _map_tensors(pair, lambda tensor: torch.cat([tensor, tensor]) if tensor.ndim else tensor)
+            for pair in self.cached.micro_batches
+        ]
+        double = dataclasses.replace(self.cached, micro_batches=pairs)
+        with self.learner.silent():
+            yield lambda: self._step(double)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[Step]:
+        """The gradients averaged over ranks in the buckets of a step, and nothing else."""
+        yield self._exchange
+
+    @contextmanager
+    def communicating(self) -> Iterator[Step]:
+        """A batch that is there already, with gradients averaged over ranks."""
+        yield lambda: self._step(self.cached)
+
+    @contextmanager
+    def training(self) -> Iterator[Step]:
+        """A step as in training: its batch, gradients, update."""
+        timer = self.learner.timer
+        with self._reader() as batches:
+
+            def step() -> None:
+                timer.begin()
+                batch = next(batches)
+                timer.ended("data")
+                self._step(batch)
+
+            for _ in range(self._made_ahead):
+                step()
+            yield step
+
+    # Facts.
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(bucket.nbytes for bucket in self._buckets)
+
+    @property
+    def batches_are_samples(self) -> bool:
+        return not isinstance(self.data, BatchDataset)
+
+    def synchronise(self) -> None:
+        """Wait until the device has done all that was asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def one_step(self) -> None:
+        """A step of computing alone, for those who count what it does."""
+        with self.learner.silent():
+            self._step(self.cached)
+
+    def _step(self, batch: RankBatch) -> None:
+        self.learner.forward_backward(batch, self._meter, measure=False)
+        self.learner.clip_gradients()
+        self.learner.update_weights(0.0)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Iterator[RankBatch]]:
+        """Batches from the first on; loader processes and threads end with the context."""
+        order = SampleOrder(self.plan, self.config.seed)
+        rank, workers = self.group.rank, self.config.data.workers
+        batches = Loader(self.data, self.plan, order, rank, self.device, workers, self._prefetch).steps(0)
+        try:
+            yield batches
+        finally:
+            batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def _made_ahead(self) -> int:
+        """Batches that may lie ready when the first is taken, and one for the start itself."""
+        workers = self.config.data.workers if self.batches_are_samples else 0
+        return 2 * workers + self._prefetch + 1  # torch's loader has two batches of each worker on their way
+
+    def _make_buckets(self) -> list[torch.Tensor]:
+        """Tensors of the sizes in which gradients travel, the first one first."""
+        most = (self.config.ddp.bucket_mb or _BUCKET_MB) * _MEGABYTE
+        limit = most if self.config.ddp.bucket_mb else _FIRST_BUCKET_MB * _MEGABYTE
+        sizes, size = [], 0
+        parameters = [each for each in self.learner.model.parameters() if each.requires_grad]
+        for parameter in reversed(parameters):
+            size += parameter.numel()
+            if size * parameter.element_size() >= limit:
+                sizes.append(size)
+                size, limit = 0, most
+        sizes += [size] if size else []
+        return [torch.zeros(size, dtype=parameters[0].dtype, device=self.device) for size in sizes]
+
+    def _exchange(self) -> None:
+        buckets = self._buckets
+        direct = self._shared_memory()
+        waits = [dist.all_reduce(bucket, async_op=True) for bucket in (buckets[:-1] if direct else buckets)]
+        if direct:
+            direct.average(buckets[-1])
+        for wait in waits:
+            assert wait is not None
+            wait.wait()
+
+    def _shared_memory(self) -> HostMemory | None:
+        """What the last bucket goes through, as in a step: the memory of the host, or the group."""
+        if self.device.type != "cpu" or not self.config.ddp.direct:
+            return None
+        if self._buckets[-1].nbytes * self.group.world_size > _MEGABYTE:
+            return None
+        if self._memory is None:
+            self._memory = share_memory(self.group, _MEGABYTE)
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of what the next subject needs room for."""
+        if self._memory:
+            self._memory.close()
+        self.__dict__.clear()
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def opened(session: Session, config: RunConfig) -> Iterator[Subject]:
+    """A recipe made ready on every rank, or the same error on all; every rank enters."""
+    group = session.group
+    set_threads(config.runtime, session.placement)
+    agreed(group, config.data.prepare if group.is_first else lambda: None)
+    pieces = agreed(group, functools.partial(build_pieces, config, Objects(), session.placement, session.device))
+    subject = agreed(group, functools.partial(Subject, session, config, pieces))
+    del pieces  # which the subject lets go of at its end
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+def void(_: Any) -> None:
+    """Let go of a value."""
+
+
+def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch with every tensor changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {key: _map_tensors(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [_map_tensors(value, change) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch

@@ -1,0 +1,221 @@
+"""What to change in a recipe, by what bounds it: overrides in the order of what they promise.
+
+Light: imports no torch.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tutti.bench.results import Measurement
+from tutti.bench.shares import Shares, compiles, is_on
+
+Change = Literal["precision", "batch"]
+_MEBIBYTE = 1 << 20
+_SOURCES = ("device", "memory")  # the fastest first
+_BUCKETS = (100, 50, 10)
+_FIRST_BUCKET, _BUCKET = 1, 25  # torch's choice, in MiB
+_SLOWED = 0.2  # computing beside loader processes that take its cores
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Overrides to try, or words where there is nothing to set; `changes` says what of learning would be another."""
+
+    overrides: tuple[str, ...]
+    why: str
+    changes: Change | None = None
+
+    @property
+    def text(self) -> str:
+        """The overrides, else the words."""
+        return " ".join(self.overrides) or self.why
+
+
+def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Suggestion]:
+    """What may help against a bound; only what would change something here."""
+    if bound == "balanced":
+        first, second = (list(_RULES[name](measurement, shares)) for name in largest(shares)[:2])
+        taken = [each for pair in zip(first, second, strict=False) for each in pair]
+        return _different(taken + first[len(second) :] + second[len(first) :])
+    return _different(_RULES[bound](measurement, shares) if bound in _RULES else ())
+
+
+def largest(shares: Shares) -> list[str]:
+    """The parts of a step, the largest first; time that no part covers is the host's."""
+    by_size = sorted(shares.path, key=lambda name: -shares.path[name].median)
+    return ["host" if name == "rest" else name for name in by_size]
+
+
+def _different(found: Iterable[Suggestion]) -> list[Suggestion]:
+    kept: dict[Any, Suggestion] = {}
+    for each in found:
+        kept.setdefault(each.overrides or each.why, each)
+    return list(kept.values())
+
+
+def _reading(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    data = _section(measurement, "data")
+    present = data.get("source")
+    for source in _SOURCES[: _SOURCES.index(present) if present in _SOURCES else None]:
+        if source in measurement.sources and present not in ("auto", "synthetic"):  # auto has taken what fits
+            yield Suggestion((f"data.source={source}",), f"samples come from {_PLACES[source]}")
+    if measurement.batches_are_samples:
+        yield from _workers(measurement, shares, data.get("workers") or 0)
+    yield from _prefetch(measurement, data)
+
+
+_PLACES = {"device": "the GPU's own memory", "memory": "the host's memory instead of the disk"}
+
+
+def _workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
+    """As many loader processes as hide reading behind the rest of a step, then more, then fewer."""
+    most = max(4, 2 * measurement.cores // max(1, measurement.local_ranks))  # reads that wait need no core
+    choices = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
+    more = [workers for workers in choices if workers > present]
+    alone = shares.alone.get("read")
+    left = shares.whole.median - shares.path["reading"].median
+    needed = (alone.median if alone else shares.path["reading"].median) * max(1, present) / left if left > 0 else most
+    enough = [workers for workers in more if workers >= needed] or more[-1:]
+    order = enough + [workers for workers in reversed(more) if workers not in enough]
+    for workers in order:
+        yield Suggestion((f"data.workers={workers}",), f"{workers} loader processes on each rank read beside the step")
+    if (shares.slowdown or 0) > _SLOWED:
+        for workers in reversed([choice for choice in choices if choice < present]):
+            yield Suggestion((f"data.workers={workers}",), f"{present} loader processes take cores from computing")
+
+
+def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Suggestion]:
+    if measurement.batches_are_samples and not data.get("workers"):
+        return  # samples made in the rank's own process are not made ahead
+    present = data.get("prefetch")
+    if present is None:
+        present = 2 if measurement.device == "cuda" else 0
+    for depth in (2, 4):
+        if depth > present:
+            yield Suggestion((f"data.prefetch={depth}",), f"{depth} batches are made ahead of the step")
+
+
+def _computing(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    speed, model = _section(measurement, "speed"), _section(measurement, "model").get("name", "")
+    own = ":" in model
+    yield from _compile(measurement)
+    if model != "mlp" and not is_on(measurement, speed.get("channels_last", "gpu")):
+        yield Suggestion(("speed.channels_last=true",), "convolutions read channels that lie side by side")
+    if (own or model == "unet3d") and not is_on(measurement, speed.get("fold", "gpu")):
+        yield Suggestion(("speed.fold=true",), "layers of few channels become matrix products")
+    yield from _threads(measurement)
+    yield from _bf16(measurement)
+
+
+def _compile(measurement: Measurement) -> Iterator[Suggestion]:
+    """Compiled, and on a GPU recorded as graphs too."""
+    graphs = measurement.device == "cuda" and not is_on(measurement, _section(measurement, "speed").get("graphs"))
+    if not compiles(measurement):
+        yield Suggestion(("speed.compile=true",), "operators are fused, and data passes through memory less often")
+        if graphs:
+            yield Suggestion(("speed.compile=true", "speed.graphs=true"), "and kernels are launched as one")
+    elif graphs:
+        yield Suggestion(("speed.graphs=true",), "kernels are launched as one")
+
+
+def _threads(measurement: Measurement) -> Iterator[Suggestion]:
+    share = measurement.cores // max(1, measurement.local_ranks)
+    if measurement.device == "cpu" and share > measurement.threads:
+        idle = measurement.cores - measurement.threads * measurement.local_ranks
+        yield Suggestion((f"runtime.threads={share}",), f"{idle} of {measurement.cores} cores are idle")
+
+
+def _bf16(measurement: Measurement) -> Iterator[Suggestion]:
+    if measurement.settings.get("precision", "fp32") == "fp32" and (measurement.device == "cuda" or cpu_has_bf16()):
+        yield Suggestion(("precision=bf16",), "half the bytes, and faster matrix products", "precision")
+
+
+def cpu_has_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this host's processors multiply in bf16."""
+    try:
+        return any(word in path.read_text() for word in ("avx512_bf16", "amx_bf16", " bf16"))
+    except OSError:
+        return False
+
+
+def _communication(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    ddp = _section(measurement, "ddp")
+    if ddp.get("broadcast_buffers"):
+        yield Suggestion(("ddp.broadcast_buffers=false",), "batch-norm statistics are not sent in every step")
+    if not ddp.get("direct", True) and measurement.device == "cpu" and len(set(measurement.hosts)) <= 1:
+        yield Suggestion(("ddp.direct=true",), "a small last bucket goes through shared memory")
+    yield from _buckets(measurement.gradient_bytes / _MEBIBYTE, ddp.get("bucket_mb"))
+    if ddp.get("find_unused_parameters"):
+        yield Suggestion(("ddp.find_unused_parameters=false",), "the graph is not searched in every step")
+    yield from _larger_batch(measurement)
+
+
+def _buckets(gradients_mb: float, present: float | None) -> Iterator[Suggestion]:
+    """Other sizes that give another number of buckets."""
+    if present is None:
+        counts = {1 + math.ceil((gradients_mb - _FIRST_BUCKET) / _BUCKET) if gradients_mb > _FIRST_BUCKET else 1}
+    else:
+        counts = {math.ceil(gradients_mb / present)}
+    for size in _BUCKETS:
+        count = max(1, math.ceil(gradients_mb / size))
+        if count not in counts:
+            counts.add(count)
+            why = f"{gradients_mb:,.0f} MiB of gradients travel in {count} piece{'s' if count > 1 else ''}"
+            yield Suggestion((f"ddp.bucket_mb={size}",), why)
+
+
+def _host(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    work = measurement.work
+    if work and work.synchronises_at:
+        lines = "; ".join(work.synchronises_at)
+        yield Suggestion((), f"do not read numbers from the device in a step (.item() and the like): {lines}")
+    yield from reversed(list(_compile(measurement)))  # launches cost most here: graphs first
+    micro = _section(measurement, "batch").get("micro")
+    if micro and micro < measurement.per_rank_batch:
+        whole = (f"batch.micro={measurement.per_rank_batch}",)
+        yield Suggestion(whole, "a rank's share in one pass; dropout and batch norm see other batches", "batch")
+    yield from _larger_batch(measurement)
+
+
+def _memory(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    yield from _bf16(measurement)
+    yield from _compile(measurement)
+    yield from _larger_batch(measurement)
+
+
+def _slow_rank(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    host = measurement.hosts[shares.slowest] if shares.slowest < len(measurement.hosts) else "its host"
+    yield Suggestion((), f"look at rank {shares.slowest} on {host}, for example with tutti doctor")
+    fits = measurement.local_ranks <= measurement.cores
+    if measurement.local_ranks > 1 and fits and _section(measurement, "runtime").get("binding", "none") == "none":
+        yield Suggestion(("runtime.binding=compact",), "every rank has cores of its own")
+
+
+def _larger_batch(measurement: Measurement) -> Iterator[Suggestion]:
+    """Twice the batch, in the recipe's own way of saying it."""
+    batch = _section(measurement, "batch")
+    key = "per_rank" if batch.get("per_rank") else "global"
+    size = batch.get(key) or measurement.global_batch
+    overrides = [f"batch.{key}={2 * size}"]
+    if batch.get("micro"):
+        overrides.append(f"batch.micro={2 * batch['micro']}")
+    rule = _section(measurement, "schedule").get("scaling", "none")
+    rate = "the learning rate stays" if rule == "none" else "the learning rate follows"
+    yield Suggestion(tuple(overrides), f"half as many steps; {rate} (schedule.scaling={rule})", "batch")
+
+
+def _section(measurement: Measurement, name: str) -> Mapping[str, Any]:
+    return measurement.settings.get(name) or {}
+
+
+_RULES: dict[str, Callable[[Measurement, Shares], Iterator[Suggestion]]] = {
+    "reading": _reading,
+    "computing": _computing,
+    "communication": _communication,
+    "host": _host,
+    "memory": _memory,
+    "slow rank": _slow_rank,
+}

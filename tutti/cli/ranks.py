@@ -1,0 +1,137 @@
+"""What every command that works on ranks shares: start them here, or be one, and tell how it ended."""
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tutti.config.run import RunConfig
+from tutti.errors import Interrupted, LaunchError, TuttiError
+from tutti.launch import local
+from tutti.launch.failure import Failure, describe, leave_note, quote
+from tutti.launch.nursery import keep, open_nursery
+from tutti.launch.parents import end_with_parent
+from tutti.launch.threads import threads_per_rank
+from tutti.records.folder import RunFolder, check_writable, create_folder
+from tutti.records.record import Record
+from tutti.runtime.discovery import discover
+from tutti.runtime.placement import Placement
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
+
+
+def place(ranks: int | None) -> Placement:
+    """Who this process is among ranks; `-n` is for those that nobody has started yet."""
+    if ranks is not None:
+        local.check_ranks(ranks)
+    placement = discover(os.environ)
+    if ranks not in (None, placement.world_size) and placement.world_size > 1:
+        raise LaunchError(
+            f"-n {ranks}, but {placement.launcher} has already started {placement.world_size} ranks. "
+            "Leave out -n under a launcher."
+        )
+    return placement
+
+
+def is_rank(placement: Placement) -> bool:
+    """Whether somebody has started this process as one of several ranks."""
+    return placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ
+
+
+def given_folder() -> RunFolder | None:
+    """The run folder that the launcher has made for its ranks."""
+    path = os.environ.get(local.FOLDER_VARIABLE)
+    return RunFolder(Path(path)) if path else None
+
+
+def on_ranks(
+    kind: str,
+    config: RunConfig,
+    ranks: int | None,
+    needs: Sequence[str],
+    work: Callable[[Placement, RunFolder | None], Any],
+) -> None:
+    """Do a command's work as one rank, or have ranks started here that are given the same command line.
+
+    The folder of what is measured is `out/KIND/RECIPE/...`; it is made here for ranks that are started here, otherwise
+    by rank 0.
+    """
+    placement = place(ranks)
+    folder = given_folder()
+    if ranks in (None, 1) or is_rank(placement):
+        if folder:
+            end_with_parent()
+        as_rank(placement, lambda: work(placement, folder))
+        return
+    assert ranks is not None
+    open_nursery(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
+    check_writable(config.out)
+    from tutti.runtime.device import check_gpus
+
+    check_gpus(config.runtime, ranks)
+    folder = create_folder(config.out, f"{kind}/{config.recipe}", ranks)
+    arguments = ["-m", "tutti", *sys.argv[1:]]
+    finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
+
+
+def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
+    """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        outcome = work()  # kept to the end: what is freed may wait for threads
+        if local.NOTES_VARIABLE in os.environ and not keep(outcome):
+            _leave(0)
+        del outcome
+    except TuttiError as error:
+        silent = error.told or (error.agreed and placement.rank > 0)
+        _tell(describe(placement.rank, error, error.exit_code, said=True), silent)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        _tell(describe(placement.rank, error, 1, said=False))
+
+
+def _tell(failure: Failure, silent: bool = False) -> None:
+    """Tell the launcher that started this rank, or whoever looks at the screen; then end."""
+    notes = os.environ.get(local.NOTES_VARIABLE)
+    who = f"rank {failure.rank} on host {failure.host}"
+    if notes:
+        leave_note(Path(notes), failure)
+    elif failure.said:
+        if not silent:
+            print(failure.sentence(), file=sys.stderr)
+    elif failure.consequence:
+        print(f"error: {who} ends: it lost contact with another rank ({failure.text})", file=sys.stderr)
+    else:
+        lines = traceback.format_exc().splitlines()[-12:]
+        print(f"error: {who} failed: {failure.text}. Its last calls:{quote(lines)}", file=sys.stderr)
+    _leave(failure.exit_code)
+
+
+def _leave(exit_code: int) -> None:
+    """End this rank at once: nothing is left to do, and threads of torch may wait for ranks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def terminate(*_: Any) -> None:
+    """Serves as a signal handler."""
+    raise KeyboardInterrupt
+
+
+def finish(folder: RunFolder, failure: Failure | None) -> None:
+    """The launcher's last word."""
+    if failure is None:
+        return
+    print(failure.message(folder), file=sys.stderr)
+    if folder.record.exists() and failure.exit_code != Interrupted.exit_code:
+        with contextlib.suppress(OSError):
+            Record.open(folder.record).end("failed", failure=failure.text)
+    if folder.path.exists():
+        print(f"run folder: {folder.path}", file=sys.stderr)
+    sys.exit(failure.exit_code)

@@ -1,0 +1,132 @@
+"""Where the time of a step goes, marked as it runs: by the clock on a CPU, by events of the stream on a GPU."""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Protocol
+
+import torch
+
+# Of every step, in this order; what lies between them belongs to none.
+PHASES: tuple[str, ...] = ("data", "forward", "backward", "communication", "update")
+
+_PAUSE = "pause"
+_MOST_STEPS = 16  # of a log window on a GPU; they stand for the others
+
+
+class StepTimer(Protocol):
+    """Marks between the phases of a step."""
+
+    def begin(self) -> None:
+        """What has passed since the last mark belongs to no phase."""
+        ...
+
+    def paused(self) -> None:
+        """So does what has passed on the stream: a checkpoint was saved."""
+        ...
+
+    def ended(self, phase: str) -> None:
+        """What has passed since the last mark belongs to this phase."""
+        ...
+
+    def lap(self, steps: int) -> dict[str, float]:
+        """Seconds of the steps since the last lap by phase; a GPU must have done its work."""
+        ...
+
+
+def make_timer(device: torch.device, wanted: bool = True) -> StepTimer:
+    """The clock for a device."""
+    if not wanted:
+        return NoTimer()
+    return StreamTimer() if device.type == "cuda" else HostTimer()
+
+
+class NoTimer:
+    """Marks nothing."""
+
+    def begin(self) -> None: ...
+
+    def paused(self) -> None: ...
+
+    def ended(self, phase: str) -> None: ...
+
+    def lap(self, steps: int) -> dict[str, float]:
+        return {}
+
+
+class HostTimer:
+    """The clock of the thread that computes."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._last = time.perf_counter()
+
+    def begin(self) -> None:
+        self._last = time.perf_counter()
+
+    def paused(self) -> None:
+        self.begin()
+
+    def ended(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._last
+        self._last = now
+
+    def lap(self, steps: int) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds
+
+
+class StreamTimer:
+    """Events on the stream that computes: the host may be far ahead of it.
+
+    A GPU that waits for its batch is idle between the update of one step and the arrival of the next batch, so that
+    this time, and not the host's, is spent on data.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._spare: list[torch.cuda.Event] = []
+        self._steps = 0
+
+    def begin(self) -> None: ...
+
+    def paused(self) -> None:
+        self.ended(_PAUSE)
+
+    def ended(self, phase: str) -> None:
+        if self._steps > _MOST_STEPS:
+            return
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((phase, event))
+        self._steps += phase == PHASES[-1]
+
+    def lap(self, steps: int) -> dict[str, float]:
+        seconds = dict.fromkeys((*PHASES, _PAUSE), 0.0)
+        first = next((i for i, (phase, _) in enumerate(self._marks) if phase == PHASES[-1]), 0)
+        marks, clocked = self._marks[first:], self._steps - 1  # from the end of a step to the end of another
+        if clocked < 1:  # a window of one step: its batch was there before
+            marks, clocked = self._marks, 1
+        for (_, began), (phase, event) in itertools.pairwise(marks):
+            seconds[phase] += began.elapsed_time(event) / 1000
+        self._spare += [event for _, event in self._marks]
+        self._marks, self._steps = [], 0
+        return {phase: seconds[phase] * steps / clocked for phase in PHASES}
+
+
+def combine(rows: Sequence[Mapping[str, float]], seconds: float) -> dict[str, float]:
+    """What a log window tells of its phases, from those of every rank.
+
+    Ranks that come early to an exchange of gradients wait there for the others: the least time that any rank was in it
+    is the exchange itself, and what the others were in it beyond that is waiting.
+    """
+    means = {phase: fmean(row[phase] for row in rows) for phase in PHASES}
+    exchange = min(row["communication"] for row in rows)
+    told = {f"{phase}_seconds": value for phase, value in means.items()} | {"communication_seconds": exchange}
+    if len(rows) > 1:
+        told["waiting_seconds"] = means["communication"] - exchange
+        told["communication_share"] = exchange / seconds
+        told["waiting_share"] = told["waiting_seconds"] / seconds
+    return told | {"data_share": means["data"] / seconds, "rest_seconds": max(0.0, seconds - sum(means.values()))}
