@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tutti.bench.host_share import Operator, covered, dispatch_costs, host_share, least_by_name, working_seconds
+from tutti.bench.host_share import Operator, covered, dispatch_costs, host_share, usual_by_name, working_seconds
 from tutti.bench.results import Work
 from tutti.bench.work import OperatorCounter, count_work, least_bytes
 
@@ -133,7 +134,7 @@ def test_picking_rows_does_not_read_the_table() -> None:
 def test_what_cannot_be_counted_becomes_a_note() -> None:
     class Breaks(Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            if _get_current_dispatch_mode() is not None:
                 raise RuntimeError("not under a mode\nmore")
             return super().forward(input)
 
@@ -148,17 +149,24 @@ def test_what_cannot_be_counted_becomes_a_note() -> None:
 
 
 def test_what_calls_cost_is_not_work() -> None:
-    costs = {"aten::mm": 2.0, "aten::add": 1.0, "aten::linear": 3.0}
-    operators = [Operator("aten::mm", 12.0, 0), Operator("aten::add", 1.0, 0), Operator("aten::linear", 4.5, 2)]
-    assert working_seconds(operators, costs) == 10.0
-    assert working_seconds([Operator("aten::unknown", 5.0, 0)], costs) == 3.0
+    costs = {"aten::mm": 2.0, "aten::add": 1.0, "aten::linear": 1.0}
+    assert working_seconds([Operator("aten::mm", 12.0, 0), Operator("aten::add", 9.0, 0)], costs) == 18.0
+    assert working_seconds([Operator("aten::linear", 12.0, 2)], costs) == 9.0
+    assert working_seconds([Operator("aten::unknown", 5.0, 0)], costs) == 4.0
     assert working_seconds([Operator("aten::mm", 1.0, 0)], {}) == 1.0
     assert working_seconds([], {}) == 0.0
 
 
-def test_the_quickest_call_is_what_an_operator_costs() -> None:
-    calls = [Operator("aten::mm", 3.0, 0), Operator("aten::mm", 2.0, 0), Operator("aten::add", 1.0, 0)]
-    assert least_by_name(calls) == {"aten::mm": 2.0, "aten::add": 1.0}
+def test_an_operator_that_takes_hardly_longer_than_its_call_does_no_work() -> None:
+    costs = {"aten::add": 1.0, "aten::item": 0.1, "aten::mm": 2.0}
+    assert working_seconds([Operator("aten::add", 3.0, 0)] * 1000, costs) == 0.0
+    assert working_seconds([Operator("aten::item", 2.0, 0)] * 1000, costs) == 0.0
+    assert working_seconds([Operator("aten::mm", 6.0, 0)], costs) == 0.0
+
+
+def test_what_a_call_costs_is_the_middle_of_several() -> None:
+    calls = [Operator("aten::mm", seconds, 0) for seconds in (9.0, 2.0, 3.0)]
+    assert usual_by_name([*calls, Operator("aten::add", 1.0, 0)]) == {"aten::mm": 3.0, "aten::add": 1.0}
 
 
 def test_overlapping_kernels_count_once() -> None:

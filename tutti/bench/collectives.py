@@ -5,26 +5,22 @@ and the next begins. So no trial pays for ranks that begin apart, and a link nev
 slowest rank's.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tutti.bench.fit import BUS_FACTORS
+from tutti.bench.collective_results import Dropped, Measured
 from tutti.bench.message_sizes import show_size
 from tutti.bench.session import Session
 from tutti.errors import ConfigError
 
-OPERATIONS = tuple(BUS_FACTORS)
-CLOCK = (
-    "one stream of calls: a warm-up, then trials of `calls` calls each; {clock} read on every rank between trials; "
-    "the time of a call is the slowest rank's"
-)
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # by torch
 _FLOAT_BYTES = 4
 _SMALL_SHARE = 0.4  # of its part of the time, for a message of which many calls are made: large ones need the rest
@@ -44,52 +40,37 @@ class Request:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One operation, number of ranks and size: the seconds of a call in each trial."""
-
-    operation: str
-    ranks: int
-    hosts: int
-    bytes: int
-    calls: int
-    trials_seconds: tuple[float, ...]
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A size that would have taken too long."""
-
-    operation: str
-    ranks: int
-    bytes: int
-    expected_seconds: float  # of a call, at most
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-Tell = Callable[[int, int, str], None]  # points that are done, of how many, and the last one
+Tell = Callable[[int, int, int], None]  # points that are done, of how many, and the size of the last one
 
 
 def measure(session: Session, request: Request, tell: Tell) -> tuple[list[Measured], list[Dropped]]:
     """Measure small messages first, on few ranks first; complete on rank 0."""
     _check_memory(session, request.sizes[-1])
-    series = _make_series(session, request)
+    end = time.monotonic() + request.seconds
+    group, series = session.group, _make_series(session, request)
+    mine = [place for place, each in enumerate(series) if group.rank < each.ranks]
+    going = set(range(len(series)))  # without those that have dropped a size already
     measured: list[Measured] = []
     dropped: list[Dropped] = []
-    budget = Budget(request, len(series))
-    for size in request.sizes:
-        for place, each in enumerate(series):
-            if session.group.rank < each.ranks:
-                found = each.point(size, request.trials, budget.allow(size, place))
-                (measured if isinstance(found, Measured) else dropped).append(found)  # pyright: ignore
-            tell(len(measured) + len(dropped), len(series) * len(request.sizes), f"{show_size(size)} on {each.name}")
-    session.group.barrier("the end of the measurement", request.seconds + session.group.timeout_seconds)
+    for number, size in enumerate(request.sizes):
+        left = group.from_first(_left(end) if number else math.inf)  # the smallest are measured in any case
+        reached = [place for place in mine if place in going and series[place].reach(size, left / (request.trials + 2))]
+        costs = {place: series[place].expect(size) * (request.trials + 1) for place in reached}
+        going = group.from_first(affordable(costs, left))
+        block = group.from_first(_SMALL_SHARE * _left(end) / len(series) / (len(request.sizes) - number))
+        for place in mine:
+            if place in going:
+                measured.append(
+                    series[place].measure(size, request.trials, min(block / request.trials, _BLOCK_SECONDS))
+                )
+            else:
+                dropped.append(series[place].drop(size))
+            tell(len(measured) + len(dropped), len(series) * len(request.sizes), size)
     return measured, dropped
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.0)
 
 
 def rank_counts(world_size: int) -> list[int]:
@@ -98,20 +79,12 @@ def rank_counts(world_size: int) -> list[int]:
     return [*counts, world_size]
 
 
-class Budget:
-    """Shares the time that is left among what is left; rank 0's decides for all."""
-
-    def __init__(self, request: Request, series: int) -> None:
-        self._sizes = request.sizes
-        self._series = series
-        self._end = time.monotonic() + request.seconds
-
-    def allow(self, size: int, place: int) -> tuple[float, float]:
-        """The most seconds for a point, and what it should take where calls are short."""
-        left = max(self._end - time.monotonic(), 0.0)
-        points_of_size = self._series - place
-        points = points_of_size + self._series * (len(self._sizes) - 1 - self._sizes.index(size))
-        return left / points_of_size, _SMALL_SHARE * left / points
+def affordable(costs: Mapping[int, float], left: float) -> set[int]:
+    """What can be done in the time that is left: all, or all but the dearest."""
+    chosen = dict(costs)
+    while chosen and sum(chosen.values()) > left:
+        del chosen[max(chosen, key=lambda place: chosen[place])]
+    return set(chosen)
 
 
 class Series:
@@ -121,35 +94,28 @@ class Series:
         self.operation = operation
         self.ranks = ranks
         self.hosts = len(set(session.group.hosts[:ranks]))
-        self.name = f"{ranks} ranks, {operation}"
         self._subgroup = subgroup
         self._session = session
         self._known_bytes, self._known_seconds = 0, 0.0
 
-    def point(self, size: int, trials: int, allowed: tuple[float, float]) -> Measured | Dropped:
-        """Measure a size, or say that it takes too long; the smallest is measured in any case."""
-        most, share = self._from_first(allowed)
-        first = not self._known_bytes
-        if not self._reach(size, float("inf") if first else most / (trials + 2)):
-            return Dropped(self.operation, self.ranks, size, self._expect(size))
-        block = min(_BLOCK_SECONDS, share / (trials + 2))
-        calls = max(1, min(_MOST_CALLS, round(block / self._known_seconds)))
-        return self._measure(size, trials, calls)
-
-    def _reach(self, size: int, most_seconds: float) -> bool:
-        """Learn what a call takes by probes that grow to this size, as long as none takes too long."""
+    def reach(self, size: int, most_seconds: float) -> bool:
+        """Learn what a call takes, by probes that grow to this size; False where one would take too long."""
         if not self._known_bytes:
             self._probe(min(size, 1024))  # connections are made here
             self._probe(min(size, 1024))
         while self._known_bytes < size:
             following = min(size, _PROBE_GROWTH * self._known_bytes)
-            if self._expect(following) > most_seconds:
+            if self.expect(following) > most_seconds:
                 return False
             self._probe(following)
         return True
 
-    def _expect(self, size: int) -> float:
+    def expect(self, size: int) -> float:
+        """The seconds of a call, or the most that a larger message may take than the largest one known."""
         return self._known_seconds * size / self._known_bytes
+
+    def drop(self, size: int) -> Dropped:
+        return Dropped(self.operation, self.ranks, size, self.expect(size))
 
     def _probe(self, size: int) -> None:
         call, _ = self._prepare(size)
@@ -159,7 +125,9 @@ class Series:
             clock.read()
         self._known_bytes, self._known_seconds = size, min(self._slowest(clock.laps()))
 
-    def _measure(self, size: int, trials: int, calls: int) -> Measured:
+    def measure(self, size: int, trials: int, block_seconds: float) -> Measured:
+        """Time trials of as many calls as take so long, one at least."""
+        calls = max(1, min(_MOST_CALLS, round(block_seconds / self.expect(size))))
         call, actual = self._prepare(size)
         call()
         clock = _clock(self._session.device)
@@ -190,19 +158,14 @@ class Series:
         dist.all_reduce(times, dist.ReduceOp.MAX, group=self._subgroup)
         return times.tolist()
 
-    def _from_first(self, numbers: Sequence[float]) -> list[float]:
-        given = torch.tensor(numbers, dtype=torch.float64)
-        dist.broadcast(given, src=0, group=self._subgroup)
-        return given.tolist()
-
 
 def _make_series(session: Session, request: Request) -> list[Series]:
     """Few ranks first; every rank takes part in making every group."""
     limit = timedelta(seconds=session.group.timeout_seconds + request.seconds)
     series = []
     for ranks in rank_counts(session.group.world_size):
-        subgroup = dist.new_group(list(range(ranks)), timeout=limit)
-        series += [Series(operation, ranks, subgroup, session) for operation in request.operations]  # pyright: ignore
+        subgroup: Any = dist.new_group(list(range(ranks)), timeout=limit)
+        series += [Series(operation, ranks, subgroup, session) for operation in request.operations]
     return series
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Figure, Shares, find_fractions
 
+_NOTABLE = 0.05  # of a step
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -43,7 +44,7 @@ def _show_hidden(shares: Shares) -> Iterator[str]:
 
 
 def _show_slow_rank(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    if len(shares.own) < 2:
+    if shares.share("slow rank") < _NOTABLE:
         return
     yield f"{name_slowest(measurement, shares)} is the slowest: {'; '.join(_compare_ranks(measurement, shares))}"
 

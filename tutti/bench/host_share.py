@@ -14,7 +14,9 @@ from torch.autograd.profiler_util import DeviceType
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes on the screen that it starts and stops
 
 _SECONDS = 0.3  # of steps on the clock without a profiler
-_MOST_STEPS = 10
+_LEAST_TIMES, _MOST_TIMES = 3, 15
+_MOST_EVENTS = 10_000  # of which a profiler's tables are made
+_SUBSTANCE = 3.0  # an operator that takes less than this times the cost of its call only costs its call
 _TINY_STEPS = 5
 
 
@@ -28,23 +30,28 @@ class Operator:
 
 
 def host_share(step: Callable[[], object], device: torch.device) -> float | None:
-    """Of a step's time on the clock, the part in which no kernel works; None where none could be seen.
+    """Of a step's time on the clock, the part in which no kernel works; None where nothing could be seen.
 
     A profiler makes the host slower and leaves kernels as they are: their time, seen under it, is held against steps
-    without it.
+    without it. The two alternate, since a machine that others use is now faster and now slower.
     """
     step()
-    steps, seconds = _unwatched(step, device)
-    with _watch(device) as watched:
-        for _ in range(steps):
-            step()
-        _finish(device)
-    events = watched.function_events or []
-    if device.type == "cuda":
-        working = covered(_kernels(events))
-    else:
-        working = working_seconds(_operators(events), dispatch_costs())
-    return min(1.0, max(0.0, 1 - working / steps / seconds)) if working else None
+    first = _clock(step, device, 1)
+    times = max(_LEAST_TIMES, min(_MOST_TIMES, int(_SECONDS / first)))
+    in_a_row = times if device.type == "cuda" else 1  # a GPU must not run dry between two of them
+    costs = dispatch_costs() if device.type != "cuda" else {}
+    clocked: list[float] = []
+    working: list[float] = []
+    seen = 0
+    while len(clocked) < (_LEAST_TIMES if in_a_row > 1 else times) and seen < _MOST_EVENTS:
+        clocked.append(_clock(step, device, in_a_row))
+        events = _events(step, device, in_a_row)
+        seconds = working_seconds(_operators(events), costs) if costs else covered(_kernels(events))
+        working.append(seconds / in_a_row)
+        seen += len(events)
+    if not seen or (device.type == "cuda" and not any(working)):
+        return None
+    return min(1.0, max(0.0, 1 - statistics.median(working) / statistics.median(clocked)))
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
@@ -57,19 +64,21 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def working_seconds(operators: Iterable[Operator], costs: Mapping[str, float]) -> float:
-    """What operators take beyond the cost of calling them.
+    """What operators take beyond the cost of calling them; one that takes hardly more than that does no work.
 
     An operator that the costs do not name has the middle one. Calls inside an operator cost it something, too: about
     as much again.
     """
     usual = statistics.median(costs.values()) if costs else 0.0
-    return sum(
-        max(0.0, each.own_seconds - costs.get(each.name, usual) - each.inside * usual / 2) for each in operators
-    )
+    total = 0.0
+    for each in operators:
+        cost = max(usual, costs.get(each.name, usual)) + each.inside * usual
+        total += each.own_seconds - cost if each.own_seconds > _SUBSTANCE * cost else 0.0
+    return total
 
 
 def dispatch_costs() -> dict[str, float]:
-    """By operator, its least time on the tiniest tensors, as the profiler sees it here."""
+    """By operator, its time on the tiniest tensors, as the profiler sees it here."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(model.parameters(), momentum=0.5), torch.optim.Adam(model.parameters())]
     inputs, targets = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
@@ -81,29 +90,25 @@ def dispatch_costs() -> dict[str, float]:
             optimizer.zero_grad()
 
     tiny_step()
-    with _watch(torch.device("cpu")) as watched:
-        for _ in range(_TINY_STEPS):
-            tiny_step()
-    return least_by_name(_operators(watched.function_events or []))
+    return usual_by_name(_operators(_events(tiny_step, torch.device("cpu"), _TINY_STEPS)))
 
 
-def least_by_name(operators: Iterable[Operator]) -> dict[str, float]:
-    """The quickest call of each operator."""
-    least: dict[str, float] = {}
+def usual_by_name(operators: Iterable[Operator]) -> dict[str, float]:
+    """The middle one of the calls of each operator."""
+    calls: dict[str, list[float]] = {}
     for each in operators:
-        least[each.name] = min(each.own_seconds, least.get(each.name, each.own_seconds))
-    return least
+        calls.setdefault(each.name, []).append(each.own_seconds)
+    return {name: statistics.median(seconds) for name, seconds in calls.items()}
 
 
-def _watch(device: torch.device) -> profiler.profile:
-    return profiler.profile(use_device="cuda" if device.type == "cuda" else None, use_kineto=True)
-
-
-def _unwatched(step: Callable[[], object], device: torch.device) -> tuple[int, float]:
-    """How many steps fit into the time for it, and the seconds of one of them."""
-    first = _clock(step, device, 1)
-    steps = max(1, min(_MOST_STEPS, int(_SECONDS / first)))
-    return steps, min(first, _clock(step, device, steps), _clock(step, device, steps))
+def _events(step: Callable[[], object], device: torch.device, steps: int) -> Sequence[Any]:
+    """What a profiler sees of some steps."""
+    watched = profiler.profile(use_device="cuda" if device.type == "cuda" else None, use_kineto=True)
+    with watched:
+        for _ in range(steps):
+            step()
+        _finish(device)
+    return watched.function_events or []
 
 
 def _clock(step: Callable[[], object], device: torch.device, steps: int) -> float:

@@ -49,11 +49,15 @@ def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> l
     except OSError as error:
         raise ConfigError(f"--variants {path}: {error.strerror}. Give a YAML file of names and overrides.") from error
     if not isinstance(content, dict) or not content:
-        raise ConfigError(f'--variants {path}: expected names, each with a list of overrides: "more: [data.workers=8]".')
+        raise ConfigError(
+            f'--variants {path}: expected names, each with a list of overrides: "more: [data.workers=8]".'
+        )
     found = []
     for name, words in content.items():
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ConfigError(f"--variants {path}: {name!r} has {words!r}: expected a list of overrides, as in [epochs=2].")
+            raise ConfigError(
+                f"--variants {path}: {name!r} has {words!r}: expected a list of overrides, as in [epochs=2]."
+            )
         found.append(Variant(str(name), tuple(words), resolve(recipe, [*overrides, *words]).config))
     return found
 

@@ -33,6 +33,14 @@ class Suggestion:
         """The overrides, else the words."""
         return " ".join(self.overrides) or self.why
 
+    @property
+    def line(self) -> str:
+        """What to do and why, with a warning where another thing would be learned."""
+        if not self.overrides:
+            return self.why
+        warning = f" (changes the {self.changes}, and so what is learned)" if self.changes else ""
+        return f"try {self.text}: {self.why}{warning}"
+
 
 def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Suggestion]:
     """What may help against a bound; only what would change something here."""
@@ -62,16 +70,19 @@ def _reading(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     for source in _SOURCES[: _SOURCES.index(present) if present in _SOURCES else None]:
         if source in measurement.sources and present not in ("auto", "synthetic"):  # auto has taken what fits
             yield Suggestion((f"data.source={source}",), f"samples come from {_PLACES[source]}")
+    workers = data.get("workers") or 0
     if measurement.batches_are_samples:
-        yield from _workers(measurement, shares, data.get("workers") or 0)
+        yield from _workers(measurement, shares, workers)
     yield from _prefetch(measurement, data)
+    if measurement.batches_are_samples:
+        yield from _fewer_workers(measurement, shares, workers)
 
 
 _PLACES = {"device": "the GPU's own memory", "memory": "the host's memory instead of the disk"}
 
 
 def _workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
-    """As many loader processes as hide reading behind the rest of a step, then more, then fewer."""
+    """As many loader processes as hide reading behind the rest of a step, then more, then fewer than that."""
     most = max(4, 2 * measurement.cores // max(1, measurement.local_ranks))  # reads that wait need no core
     choices = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
     more = [workers for workers in choices if workers > present]
@@ -82,8 +93,11 @@ def _workers(measurement: Measurement, shares: Shares, present: int) -> Iterator
     order = enough + [workers for workers in reversed(more) if workers not in enough]
     for workers in order:
         yield Suggestion((f"data.workers={workers}",), f"{workers} loader processes on each rank read beside the step")
+
+
+def _fewer_workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
     if (shares.slowdown or 0) > _SLOWED:
-        for workers in reversed([choice for choice in choices if choice < present]):
+        for workers in reversed([2**power for power in range(1, present.bit_length()) if 2**power < present]):
             yield Suggestion((f"data.workers={workers}",), f"{present} loader processes take cores from computing")
 
 
@@ -101,13 +115,13 @@ def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Sug
 def _computing(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     speed, model = _section(measurement, "speed"), _section(measurement, "model").get("name", "")
     own = ":" in model
-    yield from _compile(measurement)
+    yield from _threads(measurement)
+    yield from _bf16(measurement)
     if model != "mlp" and not is_on(measurement, speed.get("channels_last", "gpu")):
         yield Suggestion(("speed.channels_last=true",), "convolutions read channels that lie side by side")
     if (own or model == "unet3d") and not is_on(measurement, speed.get("fold", "gpu")):
         yield Suggestion(("speed.fold=true",), "layers of few channels become matrix products")
-    yield from _threads(measurement)
-    yield from _bf16(measurement)
+    yield from _compile(measurement)  # last: whatever is tried on top of it is compiled too
 
 
 def _compile(measurement: Measurement) -> Iterator[Suggestion]:

@@ -1,8 +1,9 @@
 """Arithmetic of time: pieces of it as sorted intervals that do not overlap, and who holds each moment of a thread."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from tutti.bench.traces import Span
+from tutti.bench.traces import Span, Track
 
 Interval = tuple[int, int]
 
@@ -50,6 +51,14 @@ def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interv
 
 def total(intervals: Iterable[Interval]) -> int:
     return sum(end - begin for begin, end in intervals)
+
+
+def by_track(spans: Iterable[Span]) -> dict[Track, list[Span]]:
+    """Spans by the thread or stream that they are of."""
+    found: dict[Track, list[Span]] = defaultdict(list)
+    for span in spans:
+        found[span.track].append(span)
+    return found
 
 
 def innermost(spans: Iterable[Span]) -> Iterator[tuple[int, int, Span]]:

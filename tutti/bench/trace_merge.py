@@ -110,7 +110,9 @@ def nested(events: Iterable[Event]) -> list[tuple[Track, int, Event]]:
     return placed
 
 
-def _tracks(trace: Trace, lanes: set[tuple[int, int, int]], process: int) -> dict[tuple[int, int, int], tuple[int, str]]:
+def _tracks(
+    trace: Trace, lanes: set[tuple[int, int, int]], process: int
+) -> dict[tuple[int, int, int], tuple[int, str]]:
     """A number and a name for every lane: the main thread, other threads, then streams of GPUs."""
 
     def order(lane: tuple[int, int, int]) -> tuple[bool, bool, int, int, int]:
@@ -131,6 +133,8 @@ def _track_name(trace: Trace, track: Track) -> str:
     given = trace.thread_names.get(track, "")
     if process in trace.gpus:
         return f"GPU {process} {given.strip() or f'stream {thread}'}"
+    if process < 0:
+        return "the profiler's overhead"
     if process == thread:
         return "main thread"
     inside = re.search(r"\((.*)\)", given)

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tutti.bench.trace_intervals import Interval, innermost, intersect, subtract, total, union
+from tutti.bench.trace_gaps import PARTS, Gap, longest_gaps
+from tutti.bench.trace_intervals import Interval, by_track, innermost, subtract, total, union
 from tutti.bench.traces import Span, Trace, Track
 
-PARTS = ("batch", "forward", "backward", "update", "log")  # of a step, in its order
 DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
 
 _ON_HOST = ("gloo:", "mpi:", "ucc:", "memory:")  # communication that the host itself carries out
@@ -18,7 +18,6 @@ _WAITS = {
     "cudaEventSynchronize": "cudaEventSynchronize",
     "cudaMemcpy": "cudaMemcpy",
 }
-_MOST_GAPS = 5
 _MOST_OPERATORS = 15
 
 
@@ -29,16 +28,6 @@ class Row:
     name: str
     calls: int
     nanoseconds: int
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A time in which nothing ran, and what the host was in meanwhile."""
-
-    step: int
-    part: str
-    nanoseconds: int
-    meanwhile: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     talking = union((span.begin, span.end) for span in communication)
     busy = _computing(spans, on_gpu)
     idle = subtract(subtract([(begin, end)], busy), talking)
-    held = {track: list(innermost(those)) for track, those in _by_track(s for s in spans if _is_told(s)).items()}
+    held = {track: list(innermost(those)) for track, those in by_track(s for s in spans if _is_told(s)).items()}
     return RankSummary(
         rank=rank,
         host=host,
@@ -113,7 +102,7 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
         operators=_operators(spans, held)[:_MOST_OPERATORS],
         kernels=_rows((span.name, span.end - span.begin) for span in spans if span.is_work_of_gpu)[:_MOST_OPERATORS],
         waits=_rows((_WAITS[span.name], span.end - span.begin) for span in spans if span.name in _WAITS),
-        gaps=_longest_gaps(idle, spans, steps, held),
+        gaps=longest_gaps(idle, spans, steps),
         memory=_memory(trace, begin, end),
     )
 
@@ -126,7 +115,7 @@ def _computing(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
     if on_gpu:
         return union((s.begin, s.end) for s in spans if s.is_work_of_gpu and not is_communication(s))
     running: list[Interval] = []
-    for those in _by_track(spans).values():
+    for those in by_track(spans).values():
         talking = union((span.begin, span.end) for span in those if is_communication(span))
         running += subtract(union((span.begin, span.end) for span in those if span.kind == "cpu_op"), talking)
     return union(running)
@@ -137,15 +126,8 @@ def _is_told(span: Span) -> bool:
     return span.is_on_host and span.kind not in ("python_function", "overhead")
 
 
-def _by_track(spans: Iterable[Span]) -> dict[Track, list[Span]]:
-    found: dict[Track, list[Span]] = defaultdict(list)
-    for span in spans:
-        found[span.track].append(span)
-    return found
-
-
 def _parts(spans: Iterable[Span]) -> dict[str, int]:
-    sums = dict.fromkeys(PARTS, 0)
+    sums: dict[str, int] = dict.fromkeys(PARTS, 0)
     for span in spans:
         if span.kind == "user_annotation" and span.name in sums:
             sums[span.name] += span.end - span.begin
@@ -178,32 +160,6 @@ def _rows(times: Iterable[tuple[str, int]]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.nanoseconds)
 
 
-def _longest_gaps(idle: Sequence[Interval], spans: Sequence[Span], steps: dict[int, Span], held: Held) -> list[Gap]:
-    main = next(iter(steps.values())).track
-    parts = [span for span in spans if span.track == main and span.name in PARTS and span.kind == "user_annotation"]
-    gaps = []
-    for begin, end in sorted(idle, key=lambda gap: gap[0] - gap[1])[:_MOST_GAPS]:
-        step = next((number for number, span in steps.items() if span.begin <= begin < span.end), max(steps))
-        part = max(parts, key=lambda span: _shared(span, begin, end), default=None)
-        name = part.name if part and _shared(part, begin, end) > 0 else "between its parts"
-        gaps.append(Gap(step, name, end - begin, _meanwhile(held.get(main, []), begin, end)))
-    return gaps
-
-
-def _meanwhile(pieces: Iterable[tuple[int, int, Span]], begin: int, end: int) -> str:
-    """What held most of a gap on the main thread; inside a mere range, it is code between operators."""
-    longest: dict[str, int] = defaultdict(int)
-    for left, right, span in pieces:
-        if left < end and right > begin:
-            is_range = span.kind == "user_annotation"
-            longest[f"Python in {span.name}" if is_range else span.name] += min(right, end) - max(left, begin)
-    return max(longest, key=lambda name: longest[name], default="nothing that was traced")
-
-
-def _shared(span: Span, begin: int, end: int) -> int:
-    return min(span.end, end) - max(span.begin, begin)
-
-
 def _memory(trace: Trace, begin: int, end: int) -> list[Memory]:
     found: dict[int, list[dict[str, int]]] = defaultdict(list)
     for event in trace.events:
@@ -230,10 +186,3 @@ def arrivals(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> list[l
         for summary, offset in zip(summaries, offsets, strict=True)
     ]
     return [list(those) for those in zip(*begins, strict=True)]
-
-
-def overlap(left: RankSummary, right: RankSummary, offset: int) -> int:
-    """Nanoseconds in which both ranks communicate, the right one's clock being ahead by an offset."""
-    ours = union(when for _, when in left.collectives)
-    theirs = union((begin - offset, end - offset) for _, (begin, end) in right.collectives)
-    return total(intersect(ours, theirs))

@@ -89,8 +89,14 @@ def trace_of(content: dict[str, Any]) -> Trace:
         if event.get("cat") in _ON_DEVICE:
             gpus.add(event["pid"])
         origin = 0 if event["ts"] > _ABSOLUTE_MICROSECONDS else base
-        times = {"ts": origin + round(event["ts"] * 1000)}
+        times = {"ts": origin + _nanoseconds(event["ts"])}
         if event["ph"] == "X":
-            times["dur"] = max(0, round(event.get("dur", 0) * 1000))
+            times["dur"] = max(0, _nanoseconds(event.get("dur", 0)))
         events.append(event | times)
     return Trace(events, names, frozenset(gpus))
+
+
+def _nanoseconds(microseconds: float) -> int:
+    """A time in whole nanoseconds, as exactly as the number tells it."""
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)

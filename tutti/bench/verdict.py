@@ -48,7 +48,7 @@ def judge(measurement: Measurement) -> Verdict:
     """The verdict on a measurement."""
     shares = find_shares(measurement)
     bound, doubt = _find_bound(shares)
-    refined: Bound = _refine(measurement, shares) if bound == "computing" else bound
+    refined: Bound = refine(measurement, shares) if bound == "computing" else bound
     suggestions = suggest(measurement, refined, shares)
     gain = _gain(measurement, shares, refined)
     sentence = "; ".join(_clauses(measurement, shares, refined, doubt, gain, suggestions))
@@ -93,7 +93,7 @@ def _always_the_same(shares: Shares) -> bool:
     return shares.slowest_in.count(shares.slowest) >= (1 - _DISSENT) * len(shares.slowest_in)
 
 
-def _refine(measurement: Measurement, shares: Shares) -> Bound:
+def refine(measurement: Measurement, shares: Shares) -> Bound:
     """What bounds computing: the device's arithmetic, its memory, or the host that keeps it busy."""
     flops, moved = device_seconds(measurement)
     if moved and moved >= _HALF * shares.path["computing"].median and moved > (flops or 0):
@@ -144,7 +144,8 @@ def _clauses(
         yield f"at most {gain:.1f} times as fast" + (" by either alone" if bound == "balanced" else "")
     harmless = [each for each in suggestions if each.changes is None]
     for chosen in (harmless or suggestions)[:1]:
-        yield f"try {chosen.text}" + (f" (changes the {chosen.changes})" if chosen.changes else "")
+        changes = f" (changes the {chosen.changes})" if chosen.changes else ""
+        yield f"try {chosen.text}{changes}" if chosen.overrides else chosen.text
 
 
 def _reason(measurement: Measurement, shares: Shares, bound: Bound) -> str:

@@ -1,7 +1,6 @@
 """What one step asks of its device: operations, bytes, operators, synchronisations, and the host's share."""
 
 import sys
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +18,6 @@ from tutti.bench.results import Work
 
 _INSIDE = tuple(str(Path(each.__file__ or "").parent) for each in (torch, tutti))
 _OPTIMIZERS = str(Path(_INSIDE[0]) / "optim")
-_LIBRARIES = sysconfig.get_paths()["stdlib"]
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # do not read what they write to
 _PICK = {"embedding", "index", "index_select", "gather", "take", "index_put_", "index_add_", "scatter_", "scatter_add_"}

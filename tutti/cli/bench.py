@@ -8,11 +8,13 @@ from rich.console import Console
 from rich.status import Status
 
 from tutti.cli.ranks import on_ranks, place
+from tutti.cli.tables import print_table
 from tutti.launch import local
 from tutti.records.folder import RunFolder
 from tutti.runtime.placement import Placement
 
 if TYPE_CHECKING:
+    from tutti.bench.results import Measurement
     from tutti.bench.run import Bench
 
 
@@ -40,10 +42,75 @@ def bench(
 
 
 def _show(found: "Bench") -> None:
-    from tutti.report.phases import PICTURE, draw_phases, print_bench
+    from tutti.bench.run import PICTURE
+    from tutti.report.phases import draw_phases
 
-    print_bench(found.found, found.verdicts)
-    print(f"picture:    {draw_phases(found.found, found.folder.path / PICTURE)}\nrun folder: {found.folder.path}")
+    if len(found.found) == 1:
+        _print_phases(found.found[0])
+    else:
+        _print_variants(found)
+    for measurement, verdict in zip(found.found, found.verdicts, strict=True):
+        label = f"{measurement.name}: " if measurement.name else ""
+        for note in measurement.notes:
+            print(f"note: {label}{note}")
+        if not measurement.name:
+            print("\n".join(["", *(f"  {line}" for line in verdict.evidence), ""]))
+        print(f"{label}{verdict.sentence}")
+        for other in verdict.suggestions if not measurement.name else ():
+            changes = f" (changes the {other.changes}, and so what is learned)" if other.changes else ""
+            print(f"  try {other.text}: {other.why}{changes}")
+    picture = draw_phases(found.found, found.folder.path / PICTURE)
+    print(f"\npicture:    {picture}\nrun folder: {found.folder.path}", flush=True)
+
+
+def _print_phases(measurement: "Measurement") -> None:
+    """A row for each phase alone, then the whole and what it is made of."""
+    from tutti.bench.results import PHASES
+    from tutti.bench.shares import find_shares
+
+    shares = find_shares(measurement)
+    print(
+        f"{measurement.settings['recipe']}: {measurement.ranks} rank(s) on {measurement.device_name}, "
+        f"{measurement.threads} thread(s) each; {measurement.per_rank_batch} samples a rank and step; "
+        f"{measurement.trials} trials\n"
+    )
+    rows = []
+    for name, figure in [*shares.alone.items(), ("whole", shares.whole)]:
+        samples = measurement.per_rank_batch * (2 if name == "double" else 1)
+        rate = samples / figure.median if figure.median and name != "exchange" else None
+        slowest = max(range(measurement.ranks), key=lambda rank: sum(measurement.seconds[name][rank]))
+        rows.append(
+            [
+                name,
+                f"{figure.median * 1e3:,.3f}",
+                f"{figure.relative_spread:.0%}",
+                f"{rate:,.0f}" if rate else "",
+                f"{rate * measurement.ranks:,.0f}" if rate else "",
+                f"{slowest}" if measurement.ranks > 1 else "",
+                PHASES[name],
+            ]
+        )
+    titles = ["phase", "ms", "spread", "samples/s a rank", "in all", "slowest rank", "what it is"]
+    print_table(titles, rows, titles[1:6])
+    memory = max(measurement.peak_bytes) / 2**30
+    print(f"\n{memory:.2f} GiB of memory at most on a rank")
+
+
+def _print_variants(found: "Bench") -> None:
+    """A row for each variant, in samples a second over all ranks."""
+    from tutti.bench.shares import find_shares
+
+    phases = [name for name in ("read", "copy", "compute", "communicate") if name in found.found[0].seconds]
+    rows = []
+    for measurement, verdict in zip(found.found, found.verdicts, strict=True):
+        shares = find_shares(measurement)
+        rates = [measurement.global_batch / shares.alone[name].median if name in shares.alone else 0 for name in phases]
+        whole = shares.samples_per_second
+        cells = [*(f"{rate:,.0f}" for rate in rates), f"{whole.median:,.0f}", f"{whole.relative_spread:.0%}"]
+        rows.append([measurement.name, *cells, verdict.bound])
+    titles = ["samples/s", *phases, "whole", "spread", "bound by"]
+    print_table(titles, rows, titles[1:-1])
+    print()
 
 
 class Progress:

@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import tutti
 from tutti.errors import ConfigError, TuttiError
@@ -26,6 +27,14 @@ data_app.add_typer(make_app, name="make")
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (mnist, mnist/large_batch) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, for example optim.lr=3e-4 epochs=2.")]
 Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks to start on this machine.", show_default="1")]
+
+
+class RecipeOrScript(TyperCommand):
+    """A command whose options may follow a recipe, while all that follows a script is the script's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = not any(word.endswith(".py") and "=" not in word for word in args)
+        return super().parse_args(ctx, args)
 
 
 @app.command(
@@ -171,13 +180,14 @@ def tune(
     epilog="Examples:\n\n"
     "    tutti profile digits -n 2 --steps 20:25\n\n"
     "    nsys profile -c cudaProfilerApi tutti profile nbody/short --steps 50:55\n\n"
-    "    tutti profile -n 2 horovod_script.py"
+    "    tutti profile -n 2 horovod_script.py --epochs 1",
+    cls=RecipeOrScript,
 )
 def profile(
     recipe: Annotated[str, typer.Argument(help="A recipe, or a Python script that uses Horovod's API.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value; for a script, its arguments.")] = None,
     ranks: Ranks = None,
-    steps: Annotated[str, typer.Option(help="FIRST:LAST, the steps to trace.")] = "20:25",
+    steps: Annotated[str | None, typer.Option(help="FIRST:LAST, the steps to trace.", show_default="20:25")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also what is allocated and freed.")] = False,
     stacks: Annotated[bool, typer.Option("--stacks", help="Also which lines of code call an operator.")] = False,
 ) -> None:

@@ -1,0 +1,71 @@
+"""What ranks of the tests of `tutti tune` do, and a dataset whose samples take their time."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tutti.bench import tune
+from tutti.bench.session import open_session
+from tutti.bench.suggestions import Suggestion
+from tutti.config.load import resolve
+from tutti.runtime.discovery import discover
+
+RECIPE = """
+data: {name: "tune_work:Sleepy", milliseconds: 5.0}
+model: {name: mlp, hidden: [8]}
+optim: {name: sgd, lr: 0.01}
+batch: {per_rank: 4}
+epochs: 1
+"""
+
+
+class Sleepy:
+    """Samples that sleep before they are there."""
+
+    input_shape = (4,)
+    num_classes = 2
+
+    def __init__(self, split: str, milliseconds: float) -> None:
+        self._seconds = milliseconds / 1000
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self._seconds)
+        return torch.full((4,), float(index % 2)), index % 2
+
+
+class TwoMeasurements:
+    """A budget that allows one rung above the first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._laps = 0
+
+    def lap(self) -> None:
+        self._laps += 1
+
+    @property
+    def is_spent(self) -> bool:
+        return self._laps >= 2
+
+
+def climb(recipe: str, out: str, write: str) -> dict[str, Any]:
+    """Tune as this rank, one rung high."""
+    tune.Budget = TwoMeasurements  # pyright: ignore[reportAttributeAccessIssue]
+    asked = tune.Asked(recipe, (f"out={out}",), 1.0, (), Path(write))
+    shown: list[str] = []
+    tuned = tune.tune(asked, discover(os.environ), None, lambda _: None, lambda rung: shown.append(rung.name))
+    last = tuned.ladder.rungs[-1]
+    return {"kept": tuned.ladder.kept, "gain": last.gain, "shown": shown, "folder": tuned.folder.path}
+
+
+def fail(recipe: str, out: str, overrides: list[tuple[str, ...]]) -> list[str]:
+    """Try what cannot be measured, as this rank."""
+    asked = tune.Asked(recipe, (), 1.0, (), None)
+    with open_session("tune", resolve(recipe, [f"out={out}"]).config, discover(os.environ)) as session:
+        outcomes = [tune._try(session, asked, each, Suggestion(each, "because"), lambda _: None) for each in overrides]
+        return [each if isinstance(each, str) else "measured" for each in outcomes]

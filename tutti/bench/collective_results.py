@@ -1,0 +1,147 @@
+"""What a measurement of collectives gives: times of calls, lines and models; light, so that anything may read it."""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.bench.collective_model import Model, fit_model
+from tutti.bench.fit import BUS_FACTORS, FRAME_BYTES, FRAME_PAYLOAD_BYTES, Line, Point, fit_line, wire_bits_per_second
+from tutti.records.files import write_durably
+
+OPERATIONS = tuple(BUS_FACTORS)
+FILE, PICTURE = "collectives.json", "collectives.png"
+CONVENTIONS = {
+    "bytes": "of the operation, as nccl-tests count them: the tensor that is reduced or sent, or all that is gathered",
+    "bus_bytes_per_second": "bytes / seconds times 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, 1 for broadcast",
+    "calls": "a stream, one after the other; broadcasts are from rank 0, one may begin while the last still arrives",
+    "seconds": "of a call, the slowest rank's: median over trials, with the lowest and highest",
+    "line": "t^p = latency^p + (bytes / bandwidth)^p with p = blend; 1 is latency + bytes / bandwidth",
+    "link": f"TCP over Ethernet: {FRAME_BYTES} bytes of a frame carry {FRAME_PAYLOAD_BYTES} (MTU 1500)",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One operation, number of ranks and size: the seconds of a call in each trial."""
+
+    operation: str
+    ranks: int
+    hosts: int
+    bytes: int
+    calls: int  # of a trial
+    trials_seconds: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.trials_seconds)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds
+
+    @property
+    def bus_bytes_per_second(self) -> float:
+        """What the busiest link would carry in a ring: comparable over numbers of ranks."""
+        return BUS_FACTORS[self.operation](self.ranks) * self.bytes_per_second
+
+    def plain(self) -> dict[str, Any]:
+        more = {"seconds": self.seconds, "lowest_seconds": min(self.trials_seconds)}
+        more |= {"highest_seconds": max(self.trials_seconds), "bytes_per_second": self.bytes_per_second}
+        return dataclasses.asdict(self) | more | {"bus_bytes_per_second": self.bus_bytes_per_second}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A size that would have taken too long."""
+
+    operation: str
+    ranks: int
+    bytes: int
+    expected_seconds: float  # of a call, at most
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that was measured, under which conditions."""
+
+    conditions: Mapping[str, Any]
+    points: Sequence[Measured]
+    dropped: Sequence[Dropped]
+
+    def lines(self) -> Iterator[tuple[Measured, Line]]:
+        """The fit of every operation and number of ranks, with its largest message."""
+        for operation in OPERATIONS:
+            for ranks in sorted({point.ranks for point in self.points}):
+                points = [each for each in self.points if (each.operation, each.ranks) == (operation, ranks)]
+                if line := fit_line(as_points(points)):
+                    yield points[-1], line
+
+    def models(self) -> list[Model]:
+        """The model of every operation over numbers of ranks."""
+        hosts = self.conditions["hosts"]
+        pipelined = self.conditions["backend"] == "nccl"
+        found = [
+            fit_model(
+                each, as_points([p for p in self.points if p.operation == each]), hosts.count(hosts[0]), pipelined
+            )
+            for each in OPERATIONS
+        ]
+        return [model for model in found if model]
+
+    def fastest_between_hosts(self) -> Measured | None:
+        """The message for which links between hosts carried most, where that is TCP."""
+        between = [point for point in self.points if point.hosts > 1 and self.conditions["backend"] == "gloo"]
+        return max(between, key=lambda point: point.bus_bytes_per_second, default=None)
+
+    def plain(self) -> dict[str, Any]:
+        link = self.fastest_between_hosts()
+        return {
+            "format": 1,
+            "conventions": CONVENTIONS,
+            "conditions": dict(self.conditions),
+            "points": [point.plain() for point in self.points],
+            "dropped": [dataclasses.asdict(each) for each in self.dropped],
+            "lines": [_plain_line(point, line) for point, line in self.lines()],
+            "models": [model.plain() for model in self.models()],
+            "link": link
+            and {
+                "payload_bytes_per_second": link.bus_bytes_per_second,
+                "wire_bits_per_second": wire_bits_per_second(link.bus_bytes_per_second),
+            },
+        }
+
+    def write(self, folder: Path) -> None:
+        write_durably(folder / FILE, json.dumps(self.plain(), indent=2) + "\n")
+
+
+def read_results(folder: Path) -> Results:
+    """The results in a folder."""
+    plain = json.loads((folder / FILE).read_text())
+    points = [_read_point(each) for each in plain["points"]]
+    return Results(plain["conditions"], points, [Dropped(**each) for each in plain["dropped"]])
+
+
+def _read_point(plain: Mapping[str, Any]) -> Measured:
+    given = {field.name: plain[field.name] for field in dataclasses.fields(Measured)}
+    return dataclasses.replace(Measured(**given), trials_seconds=tuple(plain["trials_seconds"]))
+
+
+def as_points(measured: Sequence[Measured]) -> list[Point]:
+    return [Point(each.ranks, each.bytes, each.seconds) for each in measured]
+
+
+def _plain_line(point: Measured, line: Line) -> dict[str, Any]:
+    bandwidth = line.bytes_per_second if math.isfinite(line.bytes_per_second) else None  # JSON knows no infinity
+    return {
+        "operation": point.operation,
+        "ranks": point.ranks,
+        "hosts": point.hosts,
+        **dataclasses.asdict(line),
+        "bytes_per_second": bandwidth,
+        "bus_bytes_per_second": bandwidth and bandwidth * BUS_FACTORS[point.operation](point.ranks),
+    }

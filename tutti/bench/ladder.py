@@ -1,0 +1,162 @@
+"""The ladder of `tutti tune`: what has been tried, what was kept and why, and what comes next.
+
+Light: imports no torch, and measures nothing.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tutti.bench.results import Measurement
+from tutti.bench.shares import Figure
+from tutti.bench.suggestions import Suggestion, largest, suggest
+from tutti.bench.verdict import judge, refine
+
+ALLOWED = ("precision", "batch")
+_LEAST_GAIN = 0.02
+_WORTH = 0.05  # of a step: against smaller parts nothing is tried
+_AT_START = ("runtime.binding",)  # what ranks do once, before anything is measured
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One thing that was tried on top of what had been kept; the first is the recipe as it is."""
+
+    overrides: tuple[str, ...]
+    why: str
+    before: Figure | None  # samples/s of all ranks
+    after: Figure | None  # None where it failed
+    kept: bool
+    outcome: str
+    verdict: str  # the sentence on the best so far, after this rung
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.overrides) or "as it is"
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast it is."""
+        if self.before is None or self.after is None or not self.before.median:
+            return None
+        return self.after.median / self.before.median
+
+    def plain(self) -> dict[str, Any]:
+        """As values for JSON."""
+        speeds = {name: figure and list(figure.trials) for name, figure in vars(self).items() if name in _SPEEDS}
+        return vars(self) | speeds | {"gain": self.gain, "samples_per_second": self.after and self.after.median}
+
+
+_SPEEDS = ("before", "after")
+
+
+class Ladder:
+    """Begins with a recipe as it is; every rung is judged against the best so far."""
+
+    def __init__(self, first: Measurement, allow: Collection[str] = ()) -> None:
+        self._allow = allow
+        self._tried: dict[tuple[str, ...], tuple[int, bool]] = {}  # the changes kept by then, and whether it failed
+        self._changes = 0
+        self._measured: list[dict[str, str]] = [{}]
+        self.kept: dict[str, str] = {}  # values by key
+        self.best, self.verdict = first, judge(first)
+        self.rungs = [Rung((), "", None, self.speed, True, "", self.verdict.sentence)]
+
+    @property
+    def speed(self) -> Figure:
+        """Samples a second of the best so far."""
+        return self.verdict.shares.samples_per_second
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the best is as the first."""
+        first = self.rungs[0].after
+        return self.speed.median / first.median if first and first.median else 1.0
+
+    def next(self) -> Suggestion | None:
+        """What to try: against what bounds the best so far, then against its other parts.
+
+        When all has been tried once, what did not help before the last change may help after it.
+        """
+        open_ones = [each for each in self._candidates() if self._can_try(each)]
+        new = [each for each in open_ones if each.overrides not in self._tried]
+        return next(iter(new or [each for each in open_ones if self._may_help_now(each)]), None)
+
+    def overrides_with(self, suggestion: Suggestion) -> tuple[str, ...]:
+        """All that is set when a suggestion is tried."""
+        return _texts(self.kept | _values(suggestion.overrides))
+
+    def note(self, suggestion: Suggestion, found: Measurement | str) -> Rung:
+        """Keep a suggestion that helps; `found` is what was measured, or why that failed."""
+        before = self.speed
+        self._tried[suggestion.overrides] = (self._changes, isinstance(found, str))
+        self._measured.append(self.kept | _values(suggestion.overrides))
+        if isinstance(found, str):
+            return self._add(suggestion, before, None, False, f"failed: {found.splitlines()[0] if found else '?'}")
+        verdict = judge(found)
+        after = verdict.shares.samples_per_second
+        kept, outcome = compare(before, after)
+        if kept:
+            self.kept |= _values(suggestion.overrides)
+            self._changes += 1
+            self.best, self.verdict = found, verdict
+        return self._add(suggestion, before, after, kept, outcome)
+
+    def left(self) -> list[str]:
+        """What is suggested for the best but was not tried here, and how to."""
+        return list(dict.fromkeys(filter(None, map(self._why_not, self._candidates()))))
+
+    def _add(self, tried: Suggestion, before: Figure, after: Figure | None, kept: bool, outcome: str) -> Rung:
+        self.rungs.append(Rung(tried.overrides, tried.why, before, after, kept, outcome, self.verdict.sentence))
+        return self.rungs[-1]
+
+    def _candidates(self) -> Iterator[Suggestion]:
+        shares = self.verdict.shares
+        yield from self.verdict.suggestions
+        for name in largest(shares):
+            if shares.share("rest" if name == "host" else name) >= _WORTH:
+                if name == "computing":
+                    yield from suggest(self.best, refine(self.best, shares), shares)
+                yield from suggest(self.best, name, shares)
+
+    def _can_try(self, suggestion: Suggestion) -> bool:
+        if not suggestion.overrides or suggestion.overrides[0].startswith(_AT_START):
+            return False
+        if suggestion.changes and suggestion.changes not in self._allow:
+            return False
+        return self.kept | _values(suggestion.overrides) not in self._measured
+
+    def _may_help_now(self, suggestion: Suggestion) -> bool:
+        changes, failed = self._tried[suggestion.overrides]
+        return not failed and changes < self._changes
+
+    def _why_not(self, suggestion: Suggestion) -> str | None:
+        if not suggestion.overrides:
+            return suggestion.why
+        if suggestion.overrides[0].startswith(_AT_START):
+            return (
+                f"{suggestion.text}: {suggestion.why}; ranks do that when they start: compare two runs of tutti bench"
+            )
+        if suggestion.changes and suggestion.changes not in self._allow:
+            return f"{suggestion.text}: {suggestion.why}; may be tried with --allow {suggestion.changes}"
+        return None
+
+
+def compare(before: Figure, after: Figure) -> tuple[bool, str]:
+    """Whether it is faster by more than the spread of the trials, and how to say that."""
+    noise = max(math.hypot(before.spread, after.spread), _LEAST_GAIN * before.median)
+    more = after.median - before.median
+    if more > noise:
+        return True, "kept"
+    if more < -noise:
+        return False, "slower"
+    return False, f"within the noise of {100 * noise / before.median:.0f} %" if before.median else "not measured"
+
+
+def _values(overrides: Sequence[str]) -> dict[str, str]:
+    return {key: value for key, _, value in (text.partition("=") for text in overrides)}
+
+
+def _texts(values: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in values.items())

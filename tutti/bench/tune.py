@@ -1,0 +1,161 @@
+"""`tutti tune` on the ranks: one thing after another is measured in the same ranks, under a budget of time."""
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tutti.bench.ladder import Ladder, Rung
+from tutti.bench.measure import Tell, measure
+from tutti.bench.results import Measurement, write_measurements
+from tutti.bench.session import Session, open_session
+from tutti.bench.suggestions import Suggestion
+from tutti.bench.tuned_recipe import check_target, write_recipe
+from tutti.config.load import resolve
+from tutti.errors import TrainingError, TuttiError
+from tutti.records.folder import RunFolder
+from tutti.runtime.placement import Placement
+from tutti.train.resume import agreed
+
+RESULT, RECIPE, PICTURE = "tune.json", "tuned.yaml", "ladder.png"
+_TRIALS = 5
+_RUNGS = 20  # that should fit into the time
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 15.0  # of the trials of a rung
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants tuned, for how long, and what may change."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    minutes: float
+    allow: tuple[str, ...]
+    write: Path | None
+
+    @property
+    def seconds(self) -> float:
+        """About how long to measure each rung."""
+        return min(_MOST_SECONDS, max(_LEAST_SECONDS, 60 * self.minutes / _RUNGS))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came out."""
+
+    ladder: Ladder
+    folder: RunFolder
+    recipe: Path
+    spent: bool  # the time, before all was tried
+
+
+class Budget:
+    """Whether there is time for another rung, which takes as long as the longest of the last three."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._end = self._last + seconds
+        self._costs: list[float] = []
+
+    def lap(self) -> None:
+        """A rung has ended."""
+        now = self._clock()
+        self._costs.append(now - self._last)
+        self._last = now
+
+    @property
+    def is_spent(self) -> bool:
+        return self._clock() + max(self._costs[-3:], default=0.0) > self._end
+
+
+def tune(
+    asked: Asked, placement: Placement, folder: RunFolder | None, tell: Tell, show: Callable[[Rung], None]
+) -> Tuned:
+    """Climb until nothing is left to try or the time is spent; every rank enters and gets the same."""
+    config = resolve(asked.recipe, asked.overrides).config
+    with open_session("tune", config, placement, folder) as session:
+        group, budget = session.group, Budget(60 * asked.minutes)
+        if asked.write:
+            target = asked.write
+            agreed(group, lambda: check_target(target, asked.recipe) if group.is_first else None)
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores is what is tried
+        own = tell if group.is_first else (lambda _: None)
+        found = [measure(session, config, "as it is", asked.overrides, _TRIALS, asked.seconds, own)]
+        ladder = Ladder(found[0], asked.allow)
+        _keep(session, asked, ladder, found, show)
+        budget.lap()
+        while chosen := _choose(session, ladder, budget):
+            overrides = (*asked.overrides, *ladder.overrides_with(chosen))
+            outcome = _try(session, asked, overrides, chosen, own)
+            ladder.note(chosen, outcome)
+            found += [outcome] if isinstance(outcome, Measurement) else []
+            _keep(session, asked, ladder, found, show)
+            budget.lap()
+        spent = group.from_first(ladder.next() is not None)
+        return Tuned(ladder, session.folder, asked.write or session.folder.path / RECIPE, spent)
+
+
+def _choose(session: Session, ladder: Ladder, budget: Budget) -> Suggestion | None:
+    """Rank 0 decides: the others' clocks and processors may differ."""
+    return session.group.from_first(None if budget.is_spent else ladder.next())
+
+
+def _try(
+    session: Session, asked: Asked, overrides: tuple[str, ...], chosen: Suggestion, tell: Tell
+) -> Measurement | str:
+    """Measure a rung, or say why that is not possible, on all ranks the same."""
+    try:
+        try:
+            config = resolve(asked.recipe, overrides).config
+            return measure(
+                session,
+                config,
+                chosen.text,
+                overrides,
+                _TRIALS,
+                asked.seconds,
+                lambda text: tell(f"{chosen.text}: {text}"),
+            )
+        except TuttiError as error:
+            if not error.agreed:
+                session.group.agree(error)
+            raise
+        except Exception as error:  # of a compiler, for want of memory: ranks that had none wait to agree on theirs
+            session.group.agree(TrainingError(f"{type(error).__name__}: {error}"))
+            raise
+    except TuttiError as error:
+        if not isinstance(error, TrainingError) and error.exit_code != TuttiError.exit_code:
+            raise  # a rank is gone, or the run is to end
+        return str(error)
+
+
+def _keep(
+    session: Session, asked: Asked, ladder: Ladder, found: list[Measurement], show: Callable[[Rung], None]
+) -> None:
+    """Write what is known by now, so that nothing is lost when it ends here."""
+    if not session.group.is_first:
+        return
+    show(ladder.rungs[-1])
+    more = {
+        "recipe": asked.recipe,
+        "given": list(asked.overrides),
+        "minutes": asked.minutes,
+        "allowed": list(asked.allow),
+        "gain": ladder.gain,
+        "kept": ladder.kept,
+        "rungs": [rung.plain() for rung in ladder.rungs],
+    }
+    write_measurements(session.folder.path / RESULT, found, more)
+    segment = session.record.content["segments"][-1]
+    conditions = {
+        "ranks": f"{session.group.world_size} on {', '.join(dict.fromkeys(session.group.hosts))}",
+        "device": f"{session.device_name}, {found[0].threads} thread(s) of {found[0].cores} core(s) a rank",
+        "versions": ", ".join(f"{name} {version}" for name, version in segment["versions"].items()),
+        "trials": f"{_TRIALS}, of about {asked.seconds:g} s in all; medians",
+        "when": segment["started"],
+        "all figures": session.folder.path / RESULT,
+    }
+    for path in filter(None, (session.folder.path / RECIPE, asked.write)):
+        write_recipe(path, asked.recipe, asked.overrides, ladder, conditions)

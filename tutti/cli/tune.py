@@ -1,0 +1,105 @@
+"""`tutti tune RECIPE`: try what the verdict suggests, on ranks started here or as one of them, and show the ladder."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tutti.bench.ladder import ALLOWED, Rung
+from tutti.bench.tuned_recipe import check_target
+from tutti.cli.bench import Progress
+from tutti.cli.ranks import is_rank, on_ranks, place
+from tutti.cli.tables import print_table
+from tutti.config.load import resolve
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError, nearest
+from tutti.launch import local
+from tutti.records.folder import RunFolder
+from tutti.runtime.placement import Placement
+from tutti.train.check import check_parts
+
+if TYPE_CHECKING:
+    from tutti.bench.tune import Tuned
+
+
+def tune(
+    recipe: str, overrides: list[str], ranks: int | None, minutes: float, allow: list[str], write: Path | None
+) -> None:
+    """Tune a recipe."""
+    placement = place(ranks)
+    local.make_importable(recipe)
+    config = resolve(recipe, overrides).config
+    _check(config, minutes, allow)
+    if not is_rank(placement):
+        check_parts(config, ranks or 1)
+        if write is not None:
+            check_target(write, recipe)
+
+    def work(placement: Placement, folder: RunFolder | None) -> Any:
+        from tutti.bench.tune import Asked
+        from tutti.bench.tune import tune as climb
+
+        asked = Asked(recipe, tuple(overrides), minutes, tuple(allow), write)
+        if placement.rank == 0:
+            changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
+            print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
+        with Progress(placement.rank == 0) as tell:
+            tuned = climb(asked, placement, folder, tell, _show_rung)
+        if placement.rank == 0:
+            _show(tuned, asked.recipe)
+        return tuned
+
+    on_ranks("tune", config, ranks, ["tutti.bench.tune"], work)
+
+
+def _check(config: RunConfig, minutes: float, allow: list[str]) -> None:
+    if not (minutes > 0 and math.isfinite(minutes)):
+        raise ConfigError(f"--minutes {minutes:g}: expected a number above 0. Try 5.")
+    for word in allow:
+        if word not in ALLOWED:
+            raise ConfigError(f"--allow {word}: expected one of {', '.join(ALLOWED)}.{nearest(word, ALLOWED)}")
+    if config.framework != "torch":
+        raise ConfigError(f"framework={config.framework} cannot be tuned: expected torch. Set framework=torch.")
+
+
+def _show_rung(rung: Rung) -> None:
+    """A line when a rung is done, and the verdict where it is made anew."""
+    print(_line(rung), flush=True)
+    if rung.kept:
+        print(f"    {rung.verdict}", flush=True)
+
+
+def _line(rung: Rung) -> str:
+    if rung.before is None and rung.after is not None:
+        spread = f"spread {100 * rung.after.relative_spread:.0f} %"
+        return f"{rung.name}: {rung.after.median:,.0f} samples/s ({spread})"
+    if rung.before is None or rung.after is None:
+        return f"{rung.name}: {rung.outcome}"
+    speeds = f"{rung.before.median:,.0f} -> {rung.after.median:,.0f} samples/s"
+    return f"{rung.name}: {speeds}, {rung.gain or 1:.2f} times: {rung.outcome}"
+
+
+def _show(tuned: "Tuned", recipe: str) -> None:
+    """The whole ladder, what is left to try, and where the recipe is."""
+    from tutti.bench.tune import PICTURE
+    from tutti.report.ladder import draw_ladder
+
+    ladder = tuned.ladder
+    titles = ["rung", "overrides", "before", "after", "gain", "outcome"]
+    print()
+    print_table(titles, [_row(number, rung) for number, rung in enumerate(ladder.rungs)], ["rung", *titles[2:5]])
+    if tuned.spent:
+        print("\nthe time is spent before all was tried: more with --minutes")
+    left = ladder.left()
+    print("\n".join(["", "not tried here:", *(f"  {line}" for line in left)]) if left else "", flush=True)
+    picture = draw_ladder(ladder.rungs, recipe, tuned.folder.path / PICTURE)
+    print(f"{ladder.gain:.2f} times as fast as {recipe}: {' '.join(_kept(tuned)) or 'nothing helped'}")
+    print(f"tuned recipe: {tuned.recipe}\npicture:      {picture}\nrun folder:   {tuned.folder.path}", flush=True)
+
+
+def _kept(tuned: "Tuned") -> list[str]:
+    return [f"{key}={value}" for key, value in tuned.ladder.kept.items()]
+
+
+def _row(number: int, rung: Rung) -> list[str]:
+    before, after = (f"{figure.median:,.0f}" if figure else "" for figure in (rung.before, rung.after))
+    return [str(number), rung.name, before, after, f"{rung.gain:.2f}" if rung.gain else "", rung.outcome]
