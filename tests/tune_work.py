@@ -1,9 +1,10 @@
 """What ranks of the tests of `tutti tune` do, and a dataset whose samples take their time."""
 
+import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -53,14 +54,14 @@ class TwoMeasurements:
         return self._laps >= 2
 
 
-def climb(recipe: str, out: str, write: str) -> dict[str, Any]:
-    """Tune as this rank, one rung high."""
+def climb(recipe: str, out: str, write: str) -> None:
+    """Tune as the only rank, one rung high, and print what came out."""
     tune.Budget = TwoMeasurements  # pyright: ignore[reportAttributeAccessIssue]
-    asked = tune.Asked(recipe, (f"out={out}",), 1.0, (), Path(write))
+    asked = tune.Asked(recipe, (f"out={out}",), 0.1, (), Path(write))
     shown: list[str] = []
     tuned = tune.tune(asked, discover(os.environ), None, lambda _: None, lambda rung: shown.append(rung.name))
     last = tuned.ladder.rungs[-1]
-    return {"kept": tuned.ladder.kept, "gain": last.gain, "shown": shown, "folder": tuned.folder.path}
+    print(json.dumps({"kept": tuned.ladder.kept, "gain": last.gain, "shown": shown, "folder": str(tuned.folder.path)}))
 
 
 def fail(recipe: str, out: str, overrides: list[tuple[str, ...]]) -> list[str]:
@@ -69,3 +70,7 @@ def fail(recipe: str, out: str, overrides: list[tuple[str, ...]]) -> list[str]:
     with open_session("tune", resolve(recipe, [f"out={out}"]).config, discover(os.environ)) as session:
         outcomes = [tune._try(session, asked, each, Suggestion(each, "because"), lambda _: None) for each in overrides]
         return [each if isinstance(each, str) else "measured" for each in outcomes]
+
+
+if __name__ == "__main__":
+    climb(*sys.argv[1:])

@@ -7,7 +7,6 @@ machine: a dataset that makes as many products as a step is half of it anywhere.
 import os
 import random
 import time
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -185,6 +184,12 @@ def reads_numbers(outputs: torch.Tensor, targets: torch.Tensor, times: int = 1) 
     return functional.cross_entropy(outputs, targets) + 0.0 * total
 
 
+def waits(outputs: torch.Tensor, targets: torch.Tensor, seconds: float) -> torch.Tensor:
+    """A loss that has something else done meanwhile, such as a file written."""
+    time.sleep(seconds)
+    return functional.cross_entropy(outputs, targets)
+
+
 def reads_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """A loss made sample by sample, with a look at each."""
     losses = []
@@ -194,9 +199,7 @@ def reads_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-def multiply(left: torch.Tensor, right: torch.Tensor, times: int, product: Callable[..., torch.Tensor] = torch.mm):
+def multiply(left: torch.Tensor, right: torch.Tensor, times: int) -> None:
     """Work of a known size."""
-    if left.shape[1] != right.shape[0]:
-        left = left.new_ones(len(left), right.shape[0])
     for _ in range(times):
-        product(left, right)
+        torch.mm(left, right)

@@ -114,7 +114,7 @@ def _slow_ranks() -> list[Case]:
                 "slow rank",
                 f"rank 1 does the arithmetic of {extra} more steps",
                 only("slow rank"),
-                recipe(data(), layers(512, 4, slow_rank=1, extra_steps=extra), 64),
+                recipe(data(), layers(512, 4, slow_rank=1, extra_steps=extra), 256),
                 ranks=ranks,
             )
             for ranks, extra in ((2, 2), (2, 4))
@@ -158,10 +158,10 @@ def _networks() -> list[Case]:
             seconds=3.0,
         )
         for rate, width, depth, ranks in (
-            ("50mbit", 512, 1, 2),
-            ("100mbit", 512, 2, 2),
-            ("200mbit", 512, 4, 2),
-            ("500mbit", 1024, 2, 2),
+            ("50mbit", 384, 1, 2),
+            ("100mbit", 512, 1, 2),
+            ("200mbit", 512, 2, 2),
+            ("500mbit", 1024, 1, 2),
         )
     ]
 
@@ -188,6 +188,17 @@ def _hosts() -> list[Case]:
             ranks=2,
         )
     )
+    looks += [
+        Case(
+            f"the loss writes for {milliseconds} ms, {ranks} rank{'s' if ranks > 1 else ''}",
+            "the host does something else",
+            f"the loss waits {milliseconds} ms",
+            only("host"),
+            recipe(data(), layers(256), 32, loss={"name": PARTS + "waits", "seconds": milliseconds / 1000}),
+            ranks=ranks,
+        )
+        for milliseconds, ranks in ((10, 1), (30, 2))
+    ]
     return looks + [
         Case(
             f"{per_rank} sample{'s' if per_rank > 1 else ''} a step",

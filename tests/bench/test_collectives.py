@@ -7,13 +7,12 @@ from typing import Any
 
 import namespaces
 import pytest
-from collectives_work import measure_three_operations
 from conftest import Finished, Tutti, environment
-from ranks import run_ranks
 
 from tutti.bench.collective_results import Dropped, Measured, Results, read_results
 from tutti.bench.collectives import affordable, rank_counts
 from tutti.bench.message_sizes import DEFAULT_SIZES, parse_sizes, show_size
+from tutti.cli import collectives
 from tutti.cli.collective_words import describe, print_points, show_rate, show_seconds
 from tutti.cli.collectives import bench
 from tutti.errors import ConfigError, LaunchError, TuttiError
@@ -143,32 +142,30 @@ def test_a_launcher_with_one_rank_is_told_to_start_two(monkeypatch: pytest.Monke
         bench([], None, 5, 1.0, None, None)
 
 
-@pytest.mark.ranks
-def test_the_first_ranks_measure_as_a_group_of_their_own(tmp_path: Path) -> None:
-    answers = run_ranks(3, measure_three_operations, str(tmp_path))
-    found = [[(each["operation"], each["ranks"], each["bytes"]) for each in measured] for measured, _ in answers]
-    small = [("all_reduce", 2, 1024), ("broadcast", 2, 1024), ("all_gather", 2, 1024)]
-    assert found[0][:6] == [*small, ("all_reduce", 3, 1024), ("broadcast", 3, 1024), ("all_gather", 3, 1020)]
-    assert found[1] == found[0]
-    assert {ranks for _, ranks, _ in found[2]} == {3}
-    assert answers[0][0] == answers[1][0]  # the slowest rank's times, on all
-    for point in answers[0][0]:
-        assert len(point["trials_seconds"]) == 3 and min(point["trials_seconds"]) > 0
-        assert point["lowest_seconds"] <= point["seconds"] <= point["highest_seconds"]
+def test_two_ranks_are_started_where_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(collectives, "on_ranks", lambda kind, config, ranks, *_: asked.append((config.recipe, ranks)))
+    bench([], None, 5, 1.0, None, None)
+    bench([], 4, 5, 1.0, None, None)
+    assert asked == [("collectives", 2), ("collectives", 4)]
 
 
 @pytest.mark.ranks
-def test_two_ranks_are_started_where_none_are_asked_for(tutti: Tutti, tmp_path: Path) -> None:
-    words = ("--sizes", "1KB,16KB", "--operations", "broadcast", "--trials", "2", "--seconds", "0.5")
+def test_the_first_two_of_three_ranks_measure_as_a_group_of_their_own(tutti: Tutti, tmp_path: Path) -> None:
+    words = ("--sizes", "1KB,16KB", "--trials", "2", "--seconds", "0.4", "-n", "3")
     done = tutti("bench", "collectives", "runtime.device=cpu", "out=there", *words)
     assert (done.code, done.err) == (0, "")
-    folder = tmp_path / done.out.splitlines()[-1].removeprefix("run folder: ")
+    *_, picture, last = done.out.splitlines()
+    folder = tmp_path / last.removeprefix("run folder: ")
     assert folder.parent == tmp_path / "there" / "bench" / "collectives"
-    assert done.out.splitlines()[-2] == f"picture: {folder.relative_to(tmp_path) / 'collectives.png'}"
+    assert picture == f"picture: {folder.relative_to(tmp_path) / 'collectives.png'}"
+    assert (folder / "collectives.png").is_file()
     results = read_results(folder)
-    first = results.points[0]
-    assert (first.operation, first.ranks, first.hosts, first.bytes) == ("broadcast", 2, 1, 1024)
-    assert results.conditions["backend"] == "gloo" and len(results.conditions["hosts"]) == 2
+    small = [("all_reduce", 2, 1024), ("broadcast", 2, 1024), ("all_gather", 2, 1024)]
+    small += [("all_reduce", 3, 1024), ("broadcast", 3, 1024), ("all_gather", 3, 1020)]
+    assert [(point.operation, point.ranks, point.bytes) for point in results.points[:6]] == small
+    assert all(len(point.trials_seconds) == 2 and min(point.trials_seconds) > 0 for point in results.points)
+    assert results.conditions["backend"] == "gloo" and len(results.conditions["hosts"]) == 3
     assert {"versions", "hardware", "clock", "threads_per_rank", "launch_line"} <= set(results.conditions)
 
 
@@ -201,7 +198,7 @@ def bench_hosts(rate: str, folder: Path, *words: str) -> Finished:
     return done[0]
 
 
-def read_link(done: Finished, folder: Path) -> dict[str, Any]:
+def read_plain(done: Finished, folder: Path) -> dict[str, Any]:
     return json.loads(
         (folder / done.out.splitlines()[-1].removeprefix("run folder: ") / "collectives.json").read_text()
     )
@@ -209,8 +206,8 @@ def read_link(done: Finished, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.ranks
 def test_the_rate_of_a_link_between_hosts_is_found(tmp_path: Path) -> None:
-    words = ("--sizes", "4KB,1MB,4MB", "--operations", "all_reduce", "--trials", "3", "--seconds", "4")
-    plain = read_link(bench_hosts("200mbit", tmp_path, *words), tmp_path)
+    words = ("--sizes", "1MB,2MB", "--operations", "all_reduce", "--trials", "3", "--seconds", "4")
+    plain = read_plain(bench_hosts("200mbit", tmp_path, *words), tmp_path)
     assert plain["link"]["wire_bits_per_second"] == pytest.approx(200e6, rel=0.05)
 
 
@@ -218,7 +215,7 @@ def test_the_rate_of_a_link_between_hosts_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_rate_of_a_fast_link_is_found_with_all_sizes_and_operations(tmp_path: Path) -> None:
     done = bench_hosts("1gbit", tmp_path)
-    plain = read_link(done, tmp_path)
+    plain = read_plain(done, tmp_path)
     assert plain["link"]["wire_bits_per_second"] == pytest.approx(1e9, rel=0.05)
     assert "links between hosts carry 1" in done.out
     (line,) = [each for each in plain["lines"] if each["operation"] == "all_reduce"]

@@ -169,6 +169,35 @@ def test_communication_inside_an_operator_is_not_hidden_by_it() -> None:
     assert (found.computing, found.communication, found.exposed, found.idle) == (40_000, 60_000, 60_000, 0)
 
 
+def test_an_operator_that_waits_for_communication_does_not_hide_it() -> None:
+    events = [
+        part("step 1", 0, 100),
+        span("c10d::allreduce_", 10, 90),
+        span("gloo:all_reduce", 20, 80, "user_annotation", GLOO),
+    ]
+    found = summarise(trace_of(file_of(*events)), 0, "h0")
+    assert (found.computing, found.communication, found.exposed, found.idle) == (0, 80_000, 80_000, 20_000)
+    assert [name for name, _ in found.collectives] == ["gloo:all_reduce"]
+
+
+def test_communication_begins_where_it_is_asked_for() -> None:
+    events = [
+        part("step 1", 0, 100),
+        span("c10d::allreduce_", 10, 12),
+        span("aten::mm", 12, 30),
+        span("c10d::allreduce_", 30, 32),
+        span("gloo:all_reduce", 40, 60, "user_annotation", GLOO),
+        span("gloo:all_reduce", 60, 110, "user_annotation", GLOO),  # its thread is told after the step has gone on
+    ]
+    found = summarise(trace_of(file_of(*events)), 0, "h0")
+    assert [(begin - BASE, end - BASE) for _, (begin, end) in found.collectives] == [
+        (10_000, 60_000),
+        (30_000, 110_000),
+    ]
+    assert (found.computing, found.communication, found.exposed, found.idle) == (18_000, 90_000, 72_000, 10_000)
+    assert found.computing + found.exposed + found.idle == found.window
+
+
 def on_gpu() -> RankSummary:
     return summarise(
         trace_of(
@@ -204,6 +233,12 @@ def test_gaps_say_what_the_host_was_in() -> None:
     assert (longest.step, longest.nanoseconds, longest.meanwhile) == (7, 20_000, "nothing that was traced")
     assert (second.step, second.part, second.nanoseconds) == (7, "forward", 10_000)
     assert second.meanwhile == "Python in forward"
+
+
+def test_a_gap_over_two_parts_belongs_to_the_one_with_more_of_it() -> None:
+    events = [part("step 1", 0, 100), part("batch", 0, 40), part("forward", 40, 100), span("aten::mm", 0, 30)]
+    (gap,) = summarise(trace_of(file_of(*events)), 0, "h0").gaps
+    assert (gap.part, gap.nanoseconds, gap.meanwhile) == ("forward", 70_000, "Python in forward")
 
 
 def test_the_rank_that_comes_last_is_found_on_one_clock() -> None:

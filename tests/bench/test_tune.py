@@ -1,15 +1,18 @@
 """Ranks try what is suggested in one meeting, keep what helps and write it down."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import tune_work
-from conftest import Tutti
+from conftest import REPOSITORY, Tutti, command
 from ranks import run_ranks
 
 from tutti.bench.tune import Asked, Budget
+from tutti.cli.main import app
 from tutti.config.load import resolve
+from tutti.errors import ConfigError
 
 
 @pytest.fixture
@@ -32,13 +35,10 @@ def test_a_budget_is_spent_when_the_longest_of_the_last_rungs_would_pass_it() ->
 def test_a_budget_forgets_a_first_rung_that_was_long() -> None:
     now = [0.0]
     budget = Budget(100.0, lambda: now[0])
-    for now[0] in (50.0, 52.0, 54.0):
+    for end, spent in [(60.0, True), (62.0, True), (64.0, True), (66.0, False), (99.0, True)]:
+        now[0] = end
         budget.lap()
-    assert not budget.is_spent
-    now[0] = 56.0
-    budget.lap()
-    now[0] = 97.0
-    assert not budget.is_spent
+        assert budget.is_spent is spent
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(0.01, 0.5), (1.0, 3.0), (5.0, 15.0), (60.0, 15.0)])
@@ -46,19 +46,35 @@ def test_rungs_are_measured_shorter_under_a_small_budget(minutes: float, seconds
     assert Asked("digits", (), minutes, (), None).seconds == seconds
 
 
-@pytest.mark.ranks
 def test_loader_processes_are_found_kept_and_written(sleepy: Path, tmp_path: Path) -> None:
-    written = tmp_path / "fast.yaml"
-    found = run_ranks(2, tune_work.climb, str(sleepy), str(tmp_path / "runs"), str(written))
-    assert [each["kept"] for each in found] == [{"data.workers": "4"}] * 2
-    assert found[0]["gain"] == found[1]["gain"] > 1.02
-    assert [each["shown"] for each in found] == [["as it is", "data.workers=4"], []]
-    for path in (written, found[0]["folder"] / "tuned.yaml"):
+    words = (str(sleepy), str(tmp_path / "runs"), str(tmp_path / "fast.yaml"))
+    done = command(sys.executable, tune_work.__file__, *words, cwd=tmp_path, PYTHONPATH=str(REPOSITORY / "tests"))
+    assert done.code == 0, done.all
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["kept"] == {"data.workers": "4"}
+    assert found["gain"] > 1.02
+    assert found["shown"] == ["as it is", "data.workers=4"]
+    folder = Path(found["folder"])
+    for path in (tmp_path / "fast.yaml", folder / "tuned.yaml"):
         assert resolve(str(path)).config.data.workers == 4
-    result = json.loads((found[0]["folder"] / "tune.json").read_text())
+    result = json.loads((folder / "tune.json").read_text())
     assert [rung["kept"] for rung in result["rungs"]] == [True, True]
     assert [each["name"] for each in result["measurements"]] == ["as it is", "data.workers=4"]
-    assert json.loads((found[0]["folder"] / "record.json").read_text())["state"] == "finished"
+    assert json.loads((folder / "record.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_two_ranks_tune_and_the_screen_shows_the_ladder(sleepy: Path, tutti: Tutti, tmp_path: Path) -> None:
+    done = tutti("tune", sleepy.name, "-n", "2", "--minutes", "0.6", PYTHONPATH=str(REPOSITORY / "tests"))
+    assert done.code == 0, done.all
+    assert "data.workers=4:" in done.out
+    assert "times as fast as sleepy.yaml" in done.out
+    (folder,) = (tmp_path / "runs" / "tune" / "sleepy").iterdir()
+    assert (folder / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    shown = tutti("show", str(folder / "tuned.yaml"), PYTHONPATH=str(REPOSITORY / "tests"))
+    assert shown.code == 0, shown.all
+    assert "tuned.yaml [base]" in shown.out
 
 
 @pytest.mark.ranks
@@ -80,16 +96,27 @@ def test_what_cannot_be_measured_is_told_by_all_ranks_the_same(sleepy: Path, tmp
             ["digits", "--allow", "precison"],
             "--allow precison: expected one of precision, batch. Did you mean 'precision'?",
         ),
-        (["digits", "framework=keras"], "framework=keras cannot be tuned: expected torch. Set framework=torch."),
+        (
+            ["digits", "framework=keras", "batch.micro=null"],
+            "framework=keras cannot be tuned: expected torch. Set framework=torch.",
+        ),
         (["digits", "--write", "there.yaml"], "--write there.yaml: a file that tutti tune did not write is there."),
         (["digits", "optim.lrr=1"], "unknown key 'optim.lrr'"),
     ],
 )
-def test_bad_input_is_one_message_and_leaves_nothing(
-    words: list[str], message: str, tutti: Tutti, tmp_path: Path
+def test_bad_input_is_refused_before_anything_starts(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there.yaml").write_text("extends: digits\n")
-    done = tutti("tune", *words)
-    assert done.code == 2
-    assert message in done.err
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        app(["tune", *words], standalone_mode=False)
+    assert message in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]
+
+
+def test_bad_input_is_one_message_and_leaves_nothing(tutti: Tutti, tmp_path: Path) -> None:
+    done = tutti("tune", "digits", "-n", "2", "--allow", "btach")
+    assert done.code == 2
+    assert done.all == "error: --allow btach: expected one of precision, batch. Did you mean 'batch'?\n"
+    assert not list(tmp_path.iterdir())

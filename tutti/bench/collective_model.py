@@ -20,7 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from tutti.bench.fit import BLENDS, BUS_FACTORS, UNKNOWN, Point, Residual, best_of, blended, fit_blend, residual_of
+from tutti.bench.fit import (
+    BLENDS,
+    BUS_FACTORS,
+    UNKNOWN,
+    Line,
+    Point,
+    Residual,
+    best_of,
+    blended,
+    fit_blend,
+    residual_of,
+)
 
 _LEAST_SHARE = 0.01  # of the largest value, to which a smaller one is held
 
@@ -115,26 +126,47 @@ def fit_model(operation: str, points: Sequence[Point], first_host_ranks: int, pi
         by_ranks = [[point for point in chosen if point.ranks == n] for n in sorted({point.ranks for point in chosen})]
         usable = [points for points in by_ranks if len({point.bytes for point in points}) > 1]
         if usable:
-            regimes.append(best_of([_fit_regime(operation, f, b, usable, across) for b in BLENDS for f in forms]))
+            lines = best_of([_fit_lines(usable, blend) for blend in BLENDS])
+            regimes.append(best_of([_fit_regime(operation, form, lines, across) for form in forms]))
     return Model(operation, first_host_ranks, tuple(regimes)) if regimes else None
 
 
-def _fit_regime(operation: str, form: Form, blend: int, by_ranks: Sequence[Sequence[Point]], across: bool) -> Regime:
+@dataclass(frozen=True)
+class _Lines:
+    """Lines of one blend by number of ranks, and how well they fit together."""
+
+    points: Sequence[Point]
+    lines: Mapping[int, Line]
+    blend: int
+    residual: Residual
+
+
+def _fit_lines(by_ranks: Sequence[Sequence[Point]], blend: int) -> _Lines:
+    lines = {points[0].ranks: fit_blend(points, blend) for points in by_ranks}
+    points = [point for each in by_ranks for point in each]
+    fitted = [lines[point.ranks].seconds(point.bytes) for point in points]
+    return _Lines(points, lines, blend, _compare(fitted, points))
+
+
+def _fit_regime(operation: str, form: Form, lines: _Lines, across: bool) -> Regime:
     """Latencies of the lines as steps, and their times of a byte as volumes.
 
     One number of ranks cannot tell the base from steps, nor own from shared: then all is steps and own. Ranks on
     several hosts have links of their own.
     """
-    lines = {points[0].ranks: fit_blend(points, blend) for points in by_ranks}
-    several = len(lines) > 1
-    steps = [[form.steps(n), 1.0][: 1 + several] for n in lines]
-    volumes = [[form.volume(n), n * form.volume(n)][: 1 + (several and not across)] for n in lines]
-    step, base, *_ = [*_solve(steps, [line.latency_seconds for line in lines.values()]), 0.0]
-    own, shared, *_ = [*_solve(volumes, [line.seconds_per_byte for line in lines.values()]), 0.0]
-    regime = Regime(operation, across, form.name, blend, tuple(lines), base, step, own, shared, UNKNOWN)
-    points = [point for each in by_ranks for point in each]
-    fitted = np.array([regime.seconds(point.ranks, point.bytes) for point in points])
-    return replace(regime, residual=residual_of(fitted, np.array([point.seconds for point in points])))
+    ranks = tuple(lines.lines)
+    several = len(ranks) > 1
+    steps = [[form.steps(n), 1.0][: 1 + several] for n in ranks]
+    volumes = [[form.volume(n), n * form.volume(n)][: 1 + (several and not across)] for n in ranks]
+    step, base, *_ = [*_solve(steps, [line.latency_seconds for line in lines.lines.values()]), 0.0]
+    own, shared, *_ = [*_solve(volumes, [line.seconds_per_byte for line in lines.lines.values()]), 0.0]
+    regime = Regime(operation, across, form.name, lines.blend, ranks, base, step, own, shared, UNKNOWN)
+    fitted = [regime.seconds(point.ranks, point.bytes) for point in lines.points]
+    return replace(regime, residual=_compare(fitted, lines.points))
+
+
+def _compare(fitted: Sequence[float], points: Sequence[Point]) -> Residual:
+    return residual_of(np.array(fitted), np.array([point.seconds for point in points]))
 
 
 def _solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from tutti.bench.message_sizes import show_size
 from tutti.bench.session import Session
 from tutti.errors import ConfigError
 
-_ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # by torch
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 _FLOAT_BYTES = 4
 _SMALL_SHARE = 0.4  # of its part of the time, for a message of which many calls are made: large ones need the rest
 _BLOCK_SECONDS = 0.05  # a trial is one call, or as many as take this long, so that the clock is steady
@@ -119,6 +120,7 @@ class Series:
 
     def _probe(self, size: int) -> None:
         call, _ = self._prepare(size)
+        self._slowest([0.0])  # some ranks come from other groups, and others would count the time until then
         clock = _clock(self._session.device)
         for _ in range(3 if size <= _PROBE_OFTEN_BYTES else 1):
             call()
@@ -144,7 +146,7 @@ class Series:
         if self.operation == "all_gather":
             part = self._numbers(max(1, count // self.ranks))
             whole = self._numbers(len(part) * self.ranks)
-            return lambda: _ALL_GATHER(whole, part, group=self._subgroup), len(whole) * _FLOAT_BYTES
+            return lambda: _gather(whole, part, group=self._subgroup), len(whole) * _FLOAT_BYTES
         numbers = self._numbers(count)
         if self.operation == "broadcast":
             return lambda: dist.broadcast(numbers, src=0, group=self._subgroup), count * _FLOAT_BYTES
@@ -170,18 +172,27 @@ def _make_series(session: Session, request: Request) -> list[Series]:
 
 
 def _check_memory(session: Session, size: int) -> None:
-    """Refuse messages that do not fit into the memory of a rank; one that is gathered is there twice at most."""
+    """Refuse messages that do not fit into the memory of a rank; what is gathered is there twice at most."""
     if session.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(session.device)
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // session.placement.local_size
-    error = None
-    if 2 * size > free:
+        free = _available_bytes() // session.placement.local_size
+    least = min(session.group.gather(free))
+    if 2 * size > least:
         error = ConfigError(
             f"--sizes: a message of {show_size(size)} needs {show_size(2 * size)} on every rank, and "
-            f"{show_size(free)} are free for each. Choose smaller sizes."
+            f"{show_size(least)} are free for one. Choose smaller sizes."
         )
-    session.group.agree(error)
+        error.agreed = True
+        raise error
+
+
+def _available_bytes() -> int:
+    """The memory that this host can still give, caches of files included."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Stopwatch:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from tutti.bench.trace_summary import DIRECT
+from tutti.bench.trace_communication import DIRECT
 from tutti.config.schema import RuntimeConfig
 from tutti.parallel.host_memory import HostMemory
 from tutti.runtime.placement import Placement

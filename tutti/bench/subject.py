@@ -35,6 +35,7 @@ class Subject:
 
     def __init__(self, session: Session, config: RunConfig, pieces: Pieces) -> None:
         self.config, self.group, self.device = config, session.group, session.device
+        self.on_gpu = session.device.type == "cuda"
         self.plan: Plan = dataclasses.replace(pieces.plan, epochs=_ENDLESS)
         self.data = pieces.train_data
         self.learner = Learner(
@@ -55,10 +56,10 @@ class Subject:
         """What can be measured here, by name."""
         several = self.group.world_size > 1 and self.config.ddp.communicate
         found: dict[str, Callable[[], Any]] = {"read": self.reading}
-        if self.device.type == "cuda":
-            found["copy"] = self.copying
+        found |= {"copy": self.copying} if self.on_gpu else {}
         found["compute"] = self.computing
-        if not applies(self.config.speed.compile, self.device):  # another size would be compiled anew
+        # Another size would be compiled anew, and on a GPU all kernels for it be chosen anew, which takes a minute.
+        if not self.on_gpu and not applies(self.config.speed.compile, self.device):
             found["double"] = self.doubling
         if several:
             found |= {"exchange": self.exchanging, "communicate": self.communicating}
@@ -133,7 +134,7 @@ class Subject:
 
     def synchronise(self) -> None:
         """Wait until the device has done all that was asked of it."""
-        if self.device.type == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
     def one_step(self) -> None:
@@ -189,7 +190,7 @@ class Subject:
 
     def _shared_memory(self) -> HostMemory | None:
         """What the last bucket goes through, as in a step: the memory of the host, or the group."""
-        if self.device.type != "cpu" or not self.config.ddp.direct:
+        if self.on_gpu or not self.config.ddp.direct:
             return None
         if self._buckets[-1].nbytes * self.group.world_size > _MEGABYTE:
             return None

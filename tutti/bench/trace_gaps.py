@@ -31,8 +31,11 @@ def longest_gaps(idle: Sequence[Interval], spans: Sequence[Span], steps: Mapping
     for begin, end in sorted(idle, key=lambda gap: gap[0] - gap[1])[:_MOST_GAPS]:
         step = next((number for number, span in steps.items() if span.begin <= begin < span.end), max(steps))
         part = max(parts, key=lambda span: _shared(span, begin, end), default=None)
-        name = part.name if part and _shared(part, begin, end) > 0 else "between its parts"
-        gaps.append(Gap(step, name, end - begin, _meanwhile(pieces, begin, end)))
+        if part is None or _shared(part, begin, end) <= 0:
+            gaps.append(Gap(step, "between its parts", end - begin, _meanwhile(pieces, begin, end)))
+            continue
+        meanwhile = _meanwhile(pieces, max(begin, part.begin), min(end, part.end))
+        gaps.append(Gap(step, part.name, end - begin, meanwhile))
     return gaps
 
 

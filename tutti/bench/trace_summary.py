@@ -4,13 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tutti.bench.trace_communication import Collective, find_collectives, find_computing
 from tutti.bench.trace_gaps import PARTS, Gap, longest_gaps
-from tutti.bench.trace_intervals import Interval, by_track, innermost, subtract, total, union
+from tutti.bench.trace_intervals import by_track, innermost, intersect, subtract, total, union
 from tutti.bench.traces import Span, Trace, Track
 
-DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
-
-_ON_HOST = ("gloo:", "mpi:", "ucc:", "memory:")  # communication that the host itself carries out
 _WAITS = {
     "aten::_local_scalar_dense": ".item()",
     "cudaStreamSynchronize": "cudaStreamSynchronize",
@@ -18,7 +16,6 @@ _WAITS = {
     "cudaEventSynchronize": "cudaEventSynchronize",
     "cudaMemcpy": "cudaMemcpy",
 }
-_MOST_OPERATORS = 15
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class RankSummary:
     communication: int
     exposed: int  # communication beside which nothing was computed
     idle: int  # neither computing nor communication
-    collectives: list[tuple[str, Interval]]  # on the clock of the rank's host
+    collectives: list[Collective]  # on the clock of the rank's host
     operators: list[Row]  # by their own time, without what they call
     kernels: list[Row]
     waits: list[Row]
@@ -66,13 +63,6 @@ class RankSummary:
         return self.communication - self.exposed
 
 
-def is_communication(span: Span) -> bool:
-    """What carries data between ranks: an operation of the host, or a kernel of NCCL."""
-    if span.kind == "kernel":
-        return span.name.lower().startswith("nccl")
-    return span.is_on_host and span.name.startswith(_ON_HOST)
-
-
 def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     """Everything about the steps that a trace holds; what is outside of them does not count."""
     spans = list(trace.spans())
@@ -82,9 +72,9 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     end = max([end, *(span.end for span in spans if span.is_work_of_gpu)])
     spans = [span for span in spans if begin <= span.begin < end]
     on_gpu = any(span.is_work_of_gpu for span in spans)
-    communication = sorted((s for s in spans if is_communication(s)), key=lambda span: span.begin)
-    talking = union((span.begin, span.end) for span in communication)
-    busy = _computing(spans, on_gpu)
+    collectives = find_collectives(spans, on_gpu)
+    talking = intersect(union(when for _, when in collectives), [(begin, end)])
+    busy = intersect(find_computing(spans, on_gpu), [(begin, end)])
     idle = subtract(subtract([(begin, end)], busy), talking)
     held = {track: list(innermost(those)) for track, those in by_track(s for s in spans if _is_told(s)).items()}
     return RankSummary(
@@ -98,27 +88,13 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
         communication=total(talking),
         exposed=total(subtract(talking, busy)),
         idle=total(idle),
-        collectives=[(span.name, (span.begin, span.end)) for span in communication],
-        operators=_operators(spans, held)[:_MOST_OPERATORS],
-        kernels=_rows((span.name, span.end - span.begin) for span in spans if span.is_work_of_gpu)[:_MOST_OPERATORS],
+        collectives=collectives,
+        operators=_operators(spans, held),
+        kernels=_rows((span.name, span.end - span.begin) for span in spans if span.is_work_of_gpu),
         waits=_rows((_WAITS[span.name], span.end - span.begin) for span in spans if span.name in _WAITS),
         gaps=longest_gaps(idle, spans, steps),
         memory=_memory(trace, begin, end),
     )
-
-
-def _computing(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
-    """The moments in which a GPU works on other things than communication; on CPUs, in which an operator runs.
-
-    An operator that communicates before it returns does not compute meanwhile.
-    """
-    if on_gpu:
-        return union((s.begin, s.end) for s in spans if s.is_work_of_gpu and not is_communication(s))
-    running: list[Interval] = []
-    for those in by_track(spans).values():
-        talking = union((span.begin, span.end) for span in those if is_communication(span))
-        running += subtract(union((span.begin, span.end) for span in those if span.kind == "cpu_op"), talking)
-    return union(running)
 
 
 def _is_told(span: Span) -> bool:

@@ -16,8 +16,8 @@ import tutti
 from tutti.bench.host_share import host_share
 from tutti.bench.results import Work
 
-_INSIDE = tuple(str(Path(each.__file__ or "").parent) for each in (torch, tutti))
-_OPTIMIZERS = str(Path(_INSIDE[0]) / "optim")
+_INSIDE = tuple(f"{Path(each.__file__ or '').parent}/" for each in (torch, tutti))
+_OPTIMIZERS = f"{_INSIDE[0]}optim/"
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # do not read what they write to
 _PICK = {"embedding", "index", "index_select", "gather", "take", "index_put_", "index_add_", "scatter_", "scatter_add_"}

@@ -41,6 +41,8 @@ def describe(results: Results) -> Iterator[str]:
         yield "no fit: it needs two sizes of messages."
     for model in results.models():
         yield from _describe_model(model)
+    if any(line.blend > 1 for _, line in lines):
+        yield "(blended, as bytes hide some of the latency: t^p = latency^p + (bytes / bandwidth)^p)"
     if link := results.fastest_between_hosts():
         payload = link.bus_bytes_per_second
         yield (

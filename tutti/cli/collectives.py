@@ -115,11 +115,12 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
         yield _Lines(session, sizes).tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=terminal), transient=True) as bar:
+    # Drawn between points only: a thread that draws would take its time from what is measured.
+    with Progress(*columns, console=Console(file=terminal), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("measuring")
 
         def tell(done: int, total: int, size: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"measuring {show_size(size)}")
+            bar.update(task, completed=done, total=total, description=f"measured {show_size(size)}", refresh=True)
 
         yield tell
 

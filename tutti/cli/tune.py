@@ -30,9 +30,9 @@ def tune(
     config = resolve(recipe, overrides).config
     _check(config, minutes, allow)
     if not is_rank(placement):
-        check_parts(config, ranks or 1)
         if write is not None:
             check_target(write, recipe)
+        check_parts(config, ranks or 1)
 
     def work(placement: Placement, folder: RunFolder | None) -> Any:
         from tutti.bench.tune import Asked
@@ -42,7 +42,8 @@ def tune(
         if placement.rank == 0:
             changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
             print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
-        with Progress(placement.rank == 0) as tell:
+        live = placement.rank == 0 and placement.launcher in ("none", "torchrun")  # others pass lines on, no terminal
+        with Progress(live) as tell:
             tuned = climb(asked, placement, folder, tell, _show_rung)
         if placement.rank == 0:
             _show(tuned, asked.recipe)

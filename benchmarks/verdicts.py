@@ -1,0 +1,113 @@
+"""Whether `tutti bench` finds what is wrong: verdicts on recipes with a known fault, and on healthy ones.
+
+Claim: at least 19 of 20 verdicts are right, and no run without a fault is confidently said to have one.
+
+- The cases are those of tests/bench/faults.py: slow reads, too few loader processes, one slow rank, slow links between
+  hosts (network namespaces, for which one must be root; they are left out elsewhere), `.item()` in the step, tiny
+  batches, models too large for the caches; and runs that are healthy, balanced, or different from trial to trial.
+- Each is measured as `tutti bench` does it, with few and short trials: 5 of 2 seconds in all, mostly. Cases with the
+  same number of ranks are measured one after another in the same processes, with one thread a rank.
+- A verdict is right if it names what was injected (and, where more loader processes help, offers them). Of a healthy
+  run nothing may be said but "computing", "balanced" or "unclear"; of one whose trials disagree only "unclear".
+
+It needs nothing but this repository, and takes about 4 minutes. `--write docs/bench.md` puts the table into that page.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import measure
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+if TYPE_CHECKING:
+    from bench.fault_ranks import Found
+
+LEAST_SCORE = 0.95
+BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
+HEAD = ("case", "ranks", "injected", "verdict", "shares of a step", "right")
+SHORT = {"reading": "read", "computing": "compute", "communication": "communicate", "slow rank": "slow rank"}
+
+
+def main() -> None:
+    """Run the set; the exit code says whether the score is met."""
+    from bench import fault_ranks, faults
+    from namespaces import unavailable
+
+    options = _parse()
+    cases = [case for case in faults.CASES if options.only in (None, case.kind)]
+    if why := unavailable():
+        print(f"cases with hosts of their own are left out: {why}")
+        cases = [case for case in cases if case.rate is None]
+    facts = measure.conditions(ranks=max(case.ranks for case in cases), trials=max(case.trials for case in cases))
+    measure.print_conditions(facts)
+    found = fault_ranks.find_verdicts(cases, lambda text: print(text, flush=True), options.keep)
+    share, confident = fault_ranks.score(found)
+    print()
+    measure.print_table(HEAD, [_row(each) for each in found])
+    print()
+    _print_wrong(found)
+    right = sum(each.is_right for each in found)
+    print(f"{right} of {len(found)} right, {len(confident)} healthy one(s) confidently called ill")
+    bars = {f"{LEAST_SCORE:.0%} right": share >= LEAST_SCORE, "no healthy run called ill": not confident}
+    measure.print_verdict(bars)
+    rows = [dict(zip(HEAD, _row(each), strict=True)) | {"sentence": each.sentence} for each in found]
+    measure.write_json(options.out, {"conditions": facts, "cases": rows, "right": right, "bars": bars})
+    if options.write:
+        write_table(options.write, _page(found, right, facts))
+    sys.exit(0 if all(bars.values()) else 1)
+
+
+def write_table(path: Path, text: str) -> None:
+    """Put a text between the two marks of a page."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{path} has no place for the table: expected the lines {BEGIN} and {END} in it.")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", help="cases of one kind, such as 'slow rank'")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between its marks in this page")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave what was measured, as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
+    options = parser.parse_args()
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def _row(found: "Found") -> tuple[str, ...]:
+    parts = [f"{SHORT[name]} {100 * found.shares[name]:.0f} %" for name in SHORT if found.shares[name] >= 0.005]
+    ranks = str(found.case.ranks) + (" hosts" if found.case.rate else "")
+    return found.case.name, ranks, found.case.injected, found.bound, ", ".join(parts), "yes" if found.is_right else "NO"
+
+
+def _print_wrong(found: "Sequence[Found]") -> None:
+    for each in found:
+        if not each.is_right:
+            print("\n  ".join([f"{each.case.name}: {each.sentence}", *each.evidence, ""]))
+
+
+def _page(found: "Sequence[Found]", right: int, facts: dict) -> str:
+    """The table as Markdown, with its score and its conditions."""
+    machine, versions = facts["hardware"], facts["versions"]
+    lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    lines += [f"| {' | '.join(_row(each))} |" for each in found]
+    lines += [
+        "",
+        f"**{right} of {len(found)} right.** {machine['processor']}, {machine['cores']} cores; Python "
+        f"{versions['python']}, torch {versions['torch']}; one thread a rank, load {facts['load_before'][0]} before "
+        "the first case. Made by `python benchmarks/verdicts.py --write docs/bench.md`.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Verdicts on recipes with a known fault: a few with large margins, and the whole set with its score."""
+
+import namespaces
+import pytest
+from bench.fault_ranks import Found, find_verdicts, score
+from bench.faults import CASES, HEALTHY, Case, data, layers, only, recipe
+
+pytestmark = pytest.mark.ranks
+LEAST_SCORE = 0.95
+LARGE = [
+    Case(
+        "reading",
+        "slow reads",
+        "batches wait 30 ms on both ranks",
+        only("reading"),
+        recipe(data("Sleeping", seconds=0.03), layers(128), 16),
+        ranks=2,
+        trials=2,
+        seconds=0.5,
+    ),
+    Case(
+        "slow rank",
+        "slow rank",
+        "batches of rank 1 wait 30 ms",
+        only("slow rank"),
+        recipe(data("Sleeping", seconds=0.03, on_rank=1), layers(128), 16),
+        ranks=2,
+        trials=2,
+        seconds=0.5,
+    ),
+    Case(
+        "host",
+        "host",
+        "the loss waits 30 ms on both ranks",
+        only("host"),
+        recipe(data(), layers(128), 16, loss={"name": "bench.fault_parts:waits", "seconds": 0.03}),
+        ranks=2,
+        trials=2,
+        seconds=0.5,
+    ),
+]
+
+
+def words(found: Found) -> str:
+    return "\n".join([f"{found.case.name}: {found.bound}", found.sentence, *found.evidence])
+
+
+def test_large_faults_are_found_on_two_ranks() -> None:
+    for found in find_verdicts(LARGE):
+        assert found.is_right, words(found)
+        assert found.shares, "a verdict has its shares"
+
+
+def test_the_set_has_every_kind_of_fault_in_several_sizes() -> None:
+    assert len(CASES) >= 24 and len({case.name for case in CASES}) == len(CASES)
+    kinds = [case.kind for case in CASES]
+    for kind in (
+        "slow reads",
+        "too few loader workers",
+        "slow rank",
+        "slow network",
+        ".item() in the step",
+        "tiny per-rank batch",
+        "oversized model",
+        "healthy",
+        "balanced",
+    ):
+        assert kinds.count(kind) >= 2, kind
+
+
+def test_a_healthy_run_may_only_be_called_so() -> None:
+    case = next(case for case in CASES if case.right == HEALTHY)
+    said = {bound: Found(case, bound, "", {}, (), ()) for bound in ("computing", "unclear", "memory", "reading")}
+    assert [bound for bound, found in said.items() if found.is_right] == ["computing", "unclear"]
+    assert score([said["computing"], said["memory"]]) == (0.5, [said["memory"]])
+
+
+def test_a_fault_that_is_not_seen_is_no_confident_error_on_a_healthy_run() -> None:
+    case = next(case for case in CASES if case.kind == "slow reads")
+    missed = Found(case, "computing", "", {}, (), ())
+    assert score([missed]) == (0.0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_set_is_judged_right() -> None:
+    cases = [case for case in CASES if case.rate is None or not namespaces.unavailable()]
+    found = find_verdicts(cases)
+    wrong = "\n\n".join(words(each) for each in found if not each.is_right)
+    share, confident = score(found)
+    assert not confident, "\n\n".join(words(each) for each in confident)
+    assert share >= LEAST_SCORE, wrong
