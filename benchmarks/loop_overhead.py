@@ -33,7 +33,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +85,22 @@ class LookingOn:
     def __init__(self) -> None:
         from tutti.records.journal import Journal
         from tutti.runtime import watch
-        from tutti.train.stragglers import OwnTime, Stragglers
+        from tutti.train import job
+        from tutti.train.phases import HostTimer
+        from tutti.train.stragglers import Stragglers
 
         self.seconds = 0.0
         self._threads: list[int] = []
-        for owner, names in ((watch.Watch, ("at", "goes_on")), (Stragglers, ("compare",)), (Journal, ("write", "say"))):
+        looked_at = {
+            watch.Watch: ("at", "goes_on"),
+            HostTimer: ("begin", "ended", "lap"),
+            Stragglers: ("compare",),
+            Journal: ("write", "say"),
+            job: ("combine",),
+        }
+        for owner, names in looked_at.items():
             for name in names:
                 setattr(owner, name, self._clocked(getattr(owner, name)))
-        OwnTime.measured = self._clocked_context(OwnTime.measured)
-        OwnTime.lap = self._clocked(OwnTime.lap)
         begin = watch.Watch.__init__
 
         def begin_and_tell(looked: Any, *given: Any) -> None:
@@ -114,20 +120,6 @@ class LookingOn:
                 return call(*given, **named)
             finally:
                 self.seconds += time.perf_counter() - began
-
-        return timed
-
-    def _clocked_context(self, context: Callable[..., Any]) -> Callable[..., Any]:
-        @contextmanager
-        def timed(*given: Any) -> Iterator[None]:
-            began = time.perf_counter()
-            inner = context(*given)
-            inner.__enter__()
-            self.seconds += time.perf_counter() - began
-            yield
-            began = time.perf_counter()
-            inner.__exit__(None, None, None)
-            self.seconds += time.perf_counter() - began
 
         return timed
 

@@ -1,0 +1,122 @@
+"""What it costs a run to time the phases of its steps: the same training with `log.phases` on and off.
+
+Contenders: two runs of one recipe in the same ranks, which take turns by log windows of --steps steps: on, off,
+off, on.
+Both are tutti's own loop (`Job`), with log windows, watch and records; they differ in `log.phases` alone.
+Clock: time.perf_counter on rank 0, from a barrier before a window to the end of its log, for which ranks wait for each
+other (and a GPU is waited for); the first windows of both are off the clock. A ratio is that of two windows in a row.
+The bar: the median ratio of times, on over off, is at most 1.01.
+
+    python benchmarks/phase_timing.py
+    python benchmarks/phase_timing.py --ranks 1 --recipe nbody/short_opt --set data.source=device --trials 20
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import measure
+
+BAR = 1.01
+DEFAULT = ["data={name: synthetic, shape: [1, 28, 28], train: 20000, valid: 100}"]
+QUIET = ["log.tensorboard=false", "checkpoint.every_epochs=null", "epochs=100000"]
+
+
+def steps_of(job: Any) -> Iterator[None]:
+    """The training loop without validation and checkpoints, a step at a time."""
+    job.rehearse()
+    for batch in job.batches():
+        job.forward_backward(batch)
+        job.learner.clip_gradients()
+        job.update_weights()
+        if job.logs_after(job.step):
+            job.log()
+        yield
+
+
+def be_rank(args: argparse.Namespace) -> None:
+    """Train both runs window by window; rank 0 writes the times of every window."""
+    from tutti.config.load import resolve
+    from tutti.records.folder import RunFolder
+    from tutti.runtime.device import choose_device, set_threads
+    from tutti.runtime.discovery import discover
+    from tutti.runtime.group import join
+    from tutti.runtime.watch import Watch
+    from tutti.train.build import Objects, build_job
+
+    config = resolve(args.recipe, [*(args.set or DEFAULT), *QUIET, f"log.every_steps={args.steps}"]).config
+    placement = discover(os.environ)
+    set_threads(config.runtime, placement)
+    device = choose_device(config.runtime, placement)
+    group = join(placement, config.runtime)
+    watch = Watch(placement, group.store, group.hosts, config.runtime)
+    runs = {}
+    for phases in ("on", "off"):
+        folder = RunFolder(args.result.parent / phases)
+        folder.logs.mkdir(parents=True, exist_ok=True)
+        log = config.log.model_copy(update={"phases": phases == "on"})
+        job = build_job(config.model_copy(update={"log": log}), Objects(), group, watch, device, folder, None)
+        job.valid_data = None
+        runs[phases] = steps_of(job)
+    seconds: dict[str, list[float]] = {"on": [], "off": []}
+    for trial, name in measure.alternating(("on", "off"), args.trials + 2):
+        group.barrier("a window")
+        began = time.perf_counter()
+        for _ in range(args.steps):
+            next(runs[name])
+        if trial >= 2:
+            seconds[name].append(time.perf_counter() - began)
+    if group.is_first:
+        args.result.write_text(json.dumps({"seconds": seconds, "device": str(device)}))
+    watch.close()
+    group.barrier("the end")
+    os._exit(0)  # two models of a group that is still there
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Between which numbers the median lies in 95 of 100 samples drawn again from these."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--recipe", default="mnist")
+    parser.add_argument("--set", action="append", help="an override of the recipe; may be repeated")
+    parser.add_argument("--steps", type=int, default=50, help="of a log window")
+    parser.add_argument("--trials", type=int, default=60, help="windows of each run on the clock")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--deadline", type=float, default=900)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.result:
+        be_rank(args)
+    facts = measure.conditions(ranks=args.ranks, trials=args.trials, recipe=args.recipe, steps=args.steps)
+    measure.print_conditions(facts)
+    with tempfile.TemporaryDirectory(prefix="phase-timing-") as folder:
+        result = Path(folder) / "result.json"
+        options = [f"--recipe={args.recipe}", f"--steps={args.steps}", f"--trials={args.trials}", f"--result={result}"]
+        options += [f"--set={each}" for each in args.set or ()]
+        measure.run_command(measure.torchrun(args.ranks, Path(folder), __file__, options), Path.cwd(), args.deadline)
+        found = json.loads(result.read_text())
+    on, off = found["seconds"]["on"], found["seconds"]["off"]
+    ratios = [a / b for a, b in zip(on, off, strict=True)]
+    ratio, (low, high) = statistics.median(ratios), interval(ratios)
+    step = statistics.median(off) / args.steps
+    print(f"{args.recipe} on {found['device']}: a step takes {step * 1e3:.3f} ms")
+    print(f"time with phases over time without: {ratio:.4f} (95 % interval of the median {low:.4f} to {high:.4f})")
+    measure.print_verdict({f"at most {BAR}": ratio <= BAR})
+    measure.write_json(args.json, {"program": "phase_timing", "conditions": facts, "ratio": ratio, "ratios": ratios})
+
+
+if __name__ == "__main__":
+    main()

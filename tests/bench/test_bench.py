@@ -1,0 +1,83 @@
+"""`tutti bench` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Tutti
+
+from tutti.bench.results import PARTS, PHASES, read_measurements
+from tutti.bench.run import check, read_variants
+from tutti.errors import ConfigError
+
+
+@pytest.mark.ranks
+def test_a_recipe_is_measured_on_every_rank_and_judged(tutti: Tutti, tmp_path: Path) -> None:
+    done = tutti("bench", "digits", "-n", "2", "--seconds", "1", "--trials", "2")
+    assert done.code == 0, done.all
+    (folder,) = (tmp_path / "runs" / "bench" / "digits").iterdir()
+    assert {"bench.json", "bench.png", "config.yaml", "record.json"} <= {path.name for path in folder.iterdir()}
+    (found,) = read_measurements(folder / "bench.json")
+    assert set(found.seconds) == set(PHASES) - {"copy"}, "all phases but the copy to a GPU"
+    assert set(found.parts) == set(PARTS)
+    for times in (*found.seconds.values(), *found.parts.values()):
+        assert [len(trials) for trials in times] == [2, 2], "two ranks, two trials"
+    for rank, trial in ((rank, trial) for rank in range(2) for trial in range(2)):
+        whole = found.seconds["whole"][rank][trial]
+        assert sum(found.parts[part][rank][trial] for part in PARTS) == pytest.approx(whole, rel=1e-3)
+    verdict = json.loads((folder / "bench.json").read_text())["verdicts"][0]
+    assert verdict["sentence"] in done.out
+    assert f"run folder: {folder.relative_to(tmp_path)}" in done.out
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["kind"], record["state"], record["ranks"]) == ("bench", "finished", 2)
+    assert "digits" not in tutti("runs").out, "what was only measured is no run"
+
+
+@pytest.mark.ranks
+def test_variants_are_measured_in_one_run(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text("as it is: []\nlarger batches: [batch.global=128]\n")
+    done = tutti("bench", "digits", "--seconds", "0.5", "--trials", "2", "--variants", "two.yaml", "out=here")
+    assert done.code == 0, done.all
+    first, second = read_measurements(next((tmp_path / "here/bench/digits").iterdir()) / "bench.json")
+    assert (first.name, second.name, second.overrides) == ("as it is", "larger batches", ("batch.global=128",))
+    assert (first.global_batch, second.global_batch) == (64, 128)
+    assert "exchange" not in first.seconds, "one rank has nobody to talk to"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", r"expected names, each with a list of overrides"),
+        ("more: data.workers=8", r"'more' has 'data.workers=8': expected a list of overrides, as in"),
+        ("more: [data.wrkers=8]", r"unknown key 'data.wrkers'.*Did you mean 'workers'"),
+        ("more: [", r"not valid YAML"),
+    ],
+)
+def test_a_wrong_file_of_variants_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "variants.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_variants(tmp_path / "variants.yaml", "digits", [])
+
+
+def test_variants_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--variants .*nowhere.yaml: No such file"):
+        read_variants(tmp_path / "nowhere.yaml", "digits", [])
+
+
+def test_what_cannot_be_measured_is_refused_before_ranks_start() -> None:
+    with pytest.raises(ConfigError, match=r"--trials 1: expected 2 or more"):
+        check(read_variants(None, "digits", []), 1, trials=1, seconds=1.0)
+    with pytest.raises(ConfigError, match=r"--seconds 0: expected a number above 0"):
+        check(read_variants(None, "digits", []), 1, trials=2, seconds=0.0)
+    with pytest.raises(ConfigError, match=r"framework=keras cannot be measured: expected torch"):
+        check(read_variants(None, "mnist/keras", []), 1, trials=2, seconds=1.0)
+
+
+def test_options_of_one_kind_of_bench_are_refused_by_the_other(tutti: Tutti) -> None:
+    done = tutti("bench", "digits", "--sizes", "1KB")
+    assert (done.code, "--sizes and --operations are for tutti bench collectives" in done.err) == (2, True)
+
+
+def test_what_a_folder_does_not_hold_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bench.json holds no measurements"):
+        read_measurements(tmp_path / "bench.json")

@@ -1,0 +1,103 @@
+"""The time of a step by phase, on clocks that the tests turn."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tutti.train import phases
+from tutti.train.phases import PHASES, HostTimer, NoTimer, StreamTimer, combine, make_timer
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Turns the clock on by some seconds; an event of a stream keeps the time at which it was recorded."""
+    now = [100.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = now[0]
+
+        def elapsed_time(self, other: "Event") -> float:
+            return (other.at - self.at) * 1000
+
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def forward(seconds: float) -> None:
+        now[0] += seconds
+
+    return forward
+
+
+def step(timer: phases.StepTimer, turn: Callable[[float], None], between: float = 0.0) -> None:
+    """A step of 1 s for data, 2 forward, 3 backward, 0.5 to communicate, 0.25 to update."""
+    turn(between)
+    timer.begin()
+    for phase, seconds in zip(PHASES, (1.0, 2.0, 3.0, 0.5, 0.25), strict=True):
+        turn(seconds)
+        timer.ended(phase)
+
+
+def test_the_clock_adds_up_phases_and_leaves_out_what_lies_between_steps(turn: Callable[[float], None]) -> None:
+    timer = HostTimer()
+    for _ in range(3):
+        step(timer, turn, between=7.0)
+    assert timer.lap(3) == {"data": 3.0, "forward": 6.0, "backward": 9.0, "communication": 1.5, "update": 0.75}
+    assert set(timer.lap(0).values()) == {0.0}, "a lap begins anew"
+
+
+def test_the_stream_counts_from_the_end_of_one_step_to_that_of_another(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer()
+    for _ in range(4):
+        step(timer, turn)
+    assert timer.lap(4) == pytest.approx({"data": 4, "forward": 8, "backward": 12, "communication": 2, "update": 1})
+
+
+def test_the_first_steps_of_a_window_stand_for_the_others(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer()
+    for _ in range(100):
+        step(timer, turn)
+    assert timer.lap(100)["forward"] == pytest.approx(200)
+
+
+def test_a_checkpoint_between_two_steps_is_no_waiting_for_data(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer()
+    step(timer, turn)
+    step(timer, turn)
+    turn(60.0)
+    timer.paused()
+    step(timer, turn)
+    assert timer.lap(3)["data"] == pytest.approx(3)
+
+
+def test_a_window_of_one_step_tells_all_but_its_batch(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer()
+    step(timer, turn)
+    assert timer.lap(1) == pytest.approx({"data": 0, "forward": 2, "backward": 3, "communication": 0.5, "update": 0.25})
+    assert set(timer.lap(0).values()) == {0.0}
+
+
+def test_a_run_may_go_without() -> None:
+    assert isinstance(make_timer(torch.device("cpu"), wanted=False), NoTimer)
+    assert make_timer(torch.device("cpu"), wanted=False).lap(5) == {}
+
+
+def test_the_rank_that_comes_last_tells_what_the_exchange_takes_and_the_others_wait() -> None:
+    early = {"data": 1.0, "forward": 2.0, "backward": 3.0, "communication": 3.0, "update": 0.5}
+    late = {"data": 2.0, "forward": 3.0, "backward": 3.0, "communication": 1.0, "update": 0.5}
+    told = combine([early, late], 10.0)
+    assert told["communication_seconds"] == 1.0
+    assert told["waiting_seconds"] == 1.0
+    assert (told["communication_share"], told["waiting_share"], told["data_share"]) == (0.1, 0.1, 0.15)
+    parts = ("data", "forward", "backward", "communication", "waiting", "update", "rest")
+    assert sum(told[f"{part}_seconds"] for part in parts) == pytest.approx(10.0), "together they are the window"
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    told = combine([dict.fromkeys(PHASES, 1.0) | {"communication": 0.0}], 5.0)
+    assert "communication_share" not in told
+    assert told["rest_seconds"] == 1.0
