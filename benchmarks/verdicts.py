@@ -38,11 +38,13 @@ def main() -> None:
     from bench import fault_ranks, faults
     from namespaces import unavailable
 
-    options = _parse()
+    options = _parse(sorted({case.kind for case in faults.CASES}))
     cases = [case for case in faults.CASES if options.only in (None, case.kind)]
     if why := unavailable():
         print(f"cases with hosts of their own are left out: {why}")
         cases = [case for case in cases if case.rate is None]
+    if not cases:
+        sys.exit("no case is left")
     facts = measure.conditions(ranks=max(case.ranks for case in cases), trials=max(case.trials for case in cases))
     measure.print_conditions(facts)
     found = fault_ranks.find_verdicts(cases, lambda text: print(text, flush=True), options.keep)
@@ -71,13 +73,15 @@ def write_table(path: Path, text: str) -> None:
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
-def _parse() -> argparse.Namespace:
+def _parse(kinds: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", help="cases of one kind, such as 'slow rank'")
+    parser.add_argument("--only", choices=kinds, help="cases of one kind")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between its marks in this page")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave what was measured, as JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
     options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--write is for the whole set: leave out --only")
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     return options

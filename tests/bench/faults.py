@@ -184,7 +184,7 @@ def _hosts() -> list[Case]:
             ".item() in the step",
             "the loss is made row by row, with a look at each",
             only("host"),
-            recipe(data(), layers(128), 64, loss={"name": PARTS + "reads_rows"}),
+            recipe(data(), layers(128), 128, loss={"name": PARTS + "reads_rows"}),
             ranks=2,
         )
     )

@@ -133,7 +133,7 @@ def test_one_trial_is_judged_as_it_is() -> None:
     [
         (work(bytes_moved=0.6, flops=0.1), (), "memory"),
         (work(bytes_moved=0.6, flops=0.7), (), "computing"),
-        (work(bytes_moved=0.4), (), "computing"),
+        (work(bytes_moved=0.35), (), "computing"),
         (work(bytes_moved=0.6, least_bytes=0.1), ("speed.compile=true",), "computing"),
         (work(bytes_moved=0.6, least_bytes=0.6), ("speed.compile=true",), "memory"),
         (work(host_share=0.6), (), "host"),
@@ -141,7 +141,7 @@ def test_one_trial_is_judged_as_it_is() -> None:
         (work(host_share=0.4, synchronisations=20), (), "host"),
         (work(host_share=0.4, synchronisations=2), (), "computing"),
         (work(host_share=0.2, synchronisations=20), (), "computing"),
-        (work(bytes_moved=0.6, host_share=0.9), (), "memory"),
+        (work(bytes_moved=0.6, host_share=0.9), (), "host"),
     ],
 )
 def test_computing_is_the_devices_arithmetic_its_memory_or_its_host(

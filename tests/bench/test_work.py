@@ -8,7 +8,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tutti.bench.host_share import Operator, covered, dispatch_costs, host_share, usual_by_name, working_seconds
+from tutti.bench.host_share import (
+    Operator,
+    covered,
+    dispatch_costs,
+    host_share,
+    usual_by_name,
+    usual_calls,
+    working_seconds,
+)
 from tutti.bench.results import Work
 from tutti.bench.work import OperatorCounter, count_work, least_bytes
 
@@ -167,6 +175,17 @@ def test_an_operator_that_takes_hardly_longer_than_its_call_does_no_work() -> No
 def test_what_a_call_costs_is_the_middle_of_several() -> None:
     calls = [Operator("aten::mm", seconds, 0) for seconds in (9.0, 2.0, 3.0)]
     assert usual_by_name([*calls, Operator("aten::add", 1.0, 0)]) == {"aten::mm": 3.0, "aten::add": 1.0}
+
+
+def test_a_call_that_was_interrupted_once_counts_as_the_others() -> None:
+    quick, stopped = Operator("aten::mm", 2.0, 0), Operator("aten::mm", 400.0, 0)
+    assert usual_calls([[quick, stopped], [quick, quick], [stopped, quick]]) == [quick, quick]
+
+
+def test_steps_with_other_calls_are_not_mixed() -> None:
+    short, long = [Operator("aten::mm", 2.0, 0)], [Operator("aten::mm", 2.0, 0), Operator("aten::add", 1.0, 0)]
+    assert usual_calls([long, short, long]) == long
+    assert usual_calls([short, long]) == short
 
 
 def test_overlapping_kernels_count_once() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tutti.config.schema import LogConfig
 from tutti.train import phases
 from tutti.train.phases import PHASES, HostTimer, NoTimer, StreamTimer, combine, make_timer
 
@@ -57,11 +58,13 @@ def test_the_stream_counts_from_the_end_of_one_step_to_that_of_another(turn: Cal
     assert timer.lap(4) == pytest.approx({"data": 4, "forward": 8, "backward": 12, "communication": 2, "update": 1})
 
 
-def test_the_first_steps_of_a_window_stand_for_the_others(turn: Callable[[float], None]) -> None:
-    timer = StreamTimer()
-    for _ in range(100):
-        step(timer, turn)
-    assert timer.lap(100)["forward"] == pytest.approx(200)
+def test_every_so_many_steps_one_stands_for_the_others(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer(every_steps=10)
+    for number in range(50):
+        step(timer, turn, between=5.0 if number % 10 == 5 else 0.0)
+    phases = {"data": 50, "forward": 100, "backward": 150, "communication": 25, "update": 12.5}
+    assert timer.lap(50) == pytest.approx(phases)
+    assert len(timer._spare) == 5 * 5 + 4, "five steps are marked, and the end of the one before all but the first"
 
 
 def test_a_checkpoint_between_two_steps_is_no_waiting_for_data(turn: Callable[[float], None]) -> None:
@@ -82,8 +85,9 @@ def test_a_window_of_one_step_tells_all_but_its_batch(turn: Callable[[float], No
 
 
 def test_a_run_may_go_without() -> None:
-    assert isinstance(make_timer(torch.device("cpu"), wanted=False), NoTimer)
-    assert make_timer(torch.device("cpu"), wanted=False).lap(5) == {}
+    timer = make_timer(torch.device("cpu"), LogConfig(phases=False))
+    assert isinstance(timer, NoTimer)
+    assert timer.lap(5) == {}
 
 
 def test_the_rank_that_comes_last_tells_what_the_exchange_takes_and_the_others_wait() -> None:

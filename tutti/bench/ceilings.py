@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -70,11 +70,24 @@ def _product_rate(device: torch.device, precision: str) -> float:
     dtype = _DTYPES.get(precision)
     with torch.no_grad(), torch.autocast(device.type, dtype) if dtype else nullcontext():
         if device.type == "cuda":
-            return _rate(device, 2.0 * _GPU_SIDE**3, _product(device, _GPU_SIDE, dtype))
+            with _as_convolutions():
+                return _rate(device, 2.0 * _GPU_SIDE**3, _product(device, _GPU_SIDE, dtype))
         side = _FIRST_CPU_SIDE
         while side < _LAST_CPU_SIDE and _seconds(device, _product(device, side, dtype)) < _CPU_PRODUCT_SECONDS / 8:
             side *= 2
         return _rate(device, 2.0 * side**3, _product(device, side, dtype))
+
+
+@contextmanager
+def _as_convolutions() -> Iterator[None]:
+    """Products of fp32 numbers as convolutions may do them, which by default is in TF32."""
+    before = torch.get_float32_matmul_precision()
+    if torch.backends.cudnn.allow_tf32:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _product(device: torch.device, side: int, dtype: torch.dtype | None) -> Callable[[], object]:

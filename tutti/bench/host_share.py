@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch.autograd.profiler_util import DeviceType
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes on the screen that it starts and stops
 
 _SECONDS = 0.3  # of steps on the clock without a profiler
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 _LEAST_TIMES, _MOST_TIMES = 3, 15
-_MOST_EVENTS = 10_000  # of which a profiler's tables are made
+_MOST_EVENTS = 20_000  # of which a profiler's tables are made
 _SUBSTANCE = 3.0  # an operator that takes less than this times the cost of its call only costs its call
 _TINY_STEPS = 5
 
@@ -39,19 +41,31 @@ def host_share(step: Callable[[], object], device: torch.device) -> float | None
     first = _clock(step, device, 1)
     times = max(_LEAST_TIMES, min(_MOST_TIMES, int(_SECONDS / first)))
     in_a_row = times if device.type == "cuda" else 1  # a GPU must not run dry between two of them
-    costs = dispatch_costs() if device.type != "cuda" else {}
     clocked: list[float] = []
-    working: list[float] = []
-    seen = 0
-    while len(clocked) < (_LEAST_TIMES if in_a_row > 1 else times) and seen < _MOST_EVENTS:
+    watched: list[Sequence[Any]] = []
+    while len(clocked) < _LEAST_TIMES or (in_a_row == 1 and len(clocked) < times and _count(watched) < _MOST_EVENTS):
         clocked.append(_clock(step, device, in_a_row))
-        events = _events(step, device, in_a_row)
-        seconds = working_seconds(_operators(events), costs) if costs else covered(_kernels(events))
-        working.append(seconds / in_a_row)
-        seen += len(events)
-    if not seen or (device.type == "cuda" and not any(working)):
+        watched.append(_events(step, device, in_a_row))
+    if device.type == "cuda":
+        working = statistics.median(covered(_kernels(events)) for events in watched) / in_a_row
+    else:
+        working = working_seconds(usual_calls([_operators(events) for events in watched]), dispatch_costs())
+    if not _count(watched) or (device.type == "cuda" and not working):
         return None
-    return min(1.0, max(0.0, 1 - statistics.median(working) / statistics.median(clocked)))
+    return min(1.0, max(0.0, 1 - working / min(clocked)))
+
+
+def usual_calls(steps: Sequence[Sequence[Operator]]) -> Sequence[Operator]:
+    """The calls of a step, each with its usual time in several steps: other processes interrupt one or another.
+
+    Steps that do not make the same calls are not comparable: then it is the one in the middle.
+    """
+    if len({tuple(each.name for each in step) for step in steps}) > 1:
+        return sorted(steps, key=lambda step: sum(each.own_seconds for each in step))[(len(steps) - 1) // 2]
+    return [
+        Operator(same[0].name, statistics.median_low(each.own_seconds for each in same), same[0].inside)
+        for same in zip(*steps, strict=True)
+    ]
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
@@ -112,12 +126,25 @@ def _events(step: Callable[[], object], device: torch.device, steps: int) -> Seq
 
 
 def _clock(step: Callable[[], object], device: torch.device, steps: int) -> float:
+    """Seconds of a step, without those in which other processes had the core."""
     _finish(device)
-    start = time.perf_counter()
+    waited, start = _waited(), time.perf_counter()
     for _ in range(steps):
         step()
     _finish(device)
-    return (time.perf_counter() - start) / steps
+    return (time.perf_counter() - start - (_waited() - waited if device.type == "cpu" else 0.0)) / steps
+
+
+def _waited() -> float:
+    """Seconds for which this thread could have run and was not let, as far as Linux tells."""
+    try:
+        return int(_SCHEDULED.read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _count(watched: Sequence[Sequence[Any]]) -> int:
+    return sum(map(len, watched))
 
 
 def _kernels(events: Sequence[Any]) -> list[tuple[float, float]]:

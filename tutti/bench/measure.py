@@ -1,9 +1,11 @@
 """The phases of a recipe measured on all ranks: warmed up, in repeated trials, each of which has every phase once."""
 
+import functools
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from tutti.bench.ceilings import cache_bytes, measure_ceilings
 from tutti.bench.results import PARTS, Ceilings, Measurement, Times, Work
 from tutti.bench.session import Session
-from tutti.bench.subject import Subject, opened
+from tutti.bench.subject import Step, Subject, opened
 from tutti.bench.work import count_work
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
@@ -20,6 +22,7 @@ from tutti.train.resume import agreed
 
 _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
 _WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # of the time, where a phase has not 1
+_ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
 _DISPENSABLE = ("double",)  # what may fail for want of memory
 
 Tell = Callable[[str], None]
@@ -48,7 +51,8 @@ def measure(
 
     `seconds` is about what the trials take in all; the start, the warm-up and long steps come on top of it.
     """
-    config = config.model_copy(update={"log": config.log.model_copy(update={"phases": True})})
+    log_all = config.log.model_copy(update={"phases": True, "every_steps": 1})  # every step is marked
+    config = config.model_copy(update={"log": log_all})
     tell("building")
     with opened(session, config) as subject:
         log = _Log()
@@ -94,22 +98,8 @@ def _calibrate(
 def _block(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[str, float]]:
     """Seconds a step on this rank, and its parts as marked; ranks begin together."""
 
-    def work() -> tuple[float, dict[str, float]]:
-        try:
-            return _clocked(session, subject, phase, steps)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"out of memory in the phase {phase} with {subject.plan.per_rank_batch} samples a rank. "
-                "Lower batch.per_rank or batch.micro."
-            ) from error
-
-    return agreed(session.group, work)
-
-
-def _clocked(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[str, float]]:
-    with subject.phases()[phase]() as step:
-        step()
-        subject.synchronise()
+    with ExitStack() as stack:
+        step = agreed(session.group, functools.partial(_begin, subject, phase, stack))
         session.group.sum(torch.zeros(1))  # all ranks are here
         subject.learner.timer.lap(0)
         began = time.perf_counter()
@@ -119,6 +109,20 @@ def _clocked(session: Session, subject: Subject, phase: str, steps: int) -> tupl
         taken = (time.perf_counter() - began) / steps
     parts = subject.learner.timer.lap(steps)
     return taken, {part: value / steps for part, value in parts.items()}
+
+
+def _begin(subject: Subject, phase: str, stack: ExitStack) -> Step:
+    """The step of a phase, made once: what is wrong with it shows here, where ranks agree."""
+    try:
+        step = stack.enter_context(subject.phases()[phase]())
+        step()
+        subject.synchronise()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"out of memory in the phase {phase} with {subject.plan.per_rank_batch} samples a rank. "
+            "Lower batch.per_rank or batch.micro."
+        ) from error
+    return step
 
 
 def _note_parts(log: _Log, whole: float, parts: Mapping[str, float]) -> None:
@@ -141,8 +145,11 @@ def _peak_bytes(device: torch.device) -> int:
 
 def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
     """All ranks at once: those of a host share its memory."""
-    session.group.sum(torch.zeros(1))
-    return tuple(session.group.gather(measure_ceilings(session.device, config.precision)))
+    conditions = (str(session.device), config.precision, torch.get_num_threads())
+    if conditions not in _ceilings:
+        session.group.sum(torch.zeros(1))
+        _ceilings[conditions] = tuple(session.group.gather(measure_ceilings(session.device, config.precision)))
+    return _ceilings[conditions]
 
 
 def _count(session: Session, subject: Subject, log: _Log) -> Work | None:

@@ -19,6 +19,9 @@ _DISSENT = 0.25  # of the trials may find another part the largest, by more than
 _HALF = 0.5
 _MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # a GPU runs dry at each; on a CPU they are work of the host
 _HIGH_HOST_SHARE = 0.3
+# Of computing: what it moves, at the speed of large copies, which other operators stay below.
+_MOVED = 0.4
+_MOVED_ANYWAY = 0.2  # where most of a step does not depend on the batch: weights are what is moved
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,13 @@ def _always_the_same(shares: Shares) -> bool:
 
 def refine(measurement: Measurement, shares: Shares) -> Bound:
     """What bounds computing: the device's arithmetic, its memory, or the host that keeps it busy."""
-    flops, moved = device_seconds(measurement)
-    if moved and moved >= _HALF * shares.path["computing"].median and moved > (flops or 0):
-        return "memory"
-    work = measurement.work
+    flops, moved = (seconds or 0.0 for seconds in device_seconds(measurement))
+    work, fixed = measurement.work, fixed_share(shares) or 0.0
     idle = work.host_share if work else None
-    if max(idle or 0, fixed_share(shares) or 0) >= _HALF:
+    least = _MOVED_ANYWAY if fixed >= _HALF else _MOVED
+    if (idle or 0) < _HALF and moved > 2 * flops and moved >= least * shares.path["computing"].median:
+        return "memory"
+    if (idle or 0) >= _HALF or (fixed >= _HALF and (idle is None or idle >= _HIGH_HOST_SHARE)):
         return "host"
     many = _MANY_SYNCHRONISATIONS.get(measurement.device, 1)
     if work and work.synchronisations >= many and (idle or 0) >= _HIGH_HOST_SHARE:

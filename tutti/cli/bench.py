@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.status import Status
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tutti.cli.ranks import on_ranks, place
 from tutti.cli.tables import print_table
@@ -32,7 +32,7 @@ def bench(
     def work(placement: Placement, folder: RunFolder | None) -> Any:
         from tutti.bench import run
 
-        with Progress(placement.rank == 0) as tell:
+        with Shown(placement) as tell:
             found = run.bench(chosen, placement, folder, trials, seconds, tell)
         if placement.rank == 0:
             _show(found)
@@ -57,8 +57,7 @@ def _show(found: "Bench") -> None:
             print("\n".join(["", *(f"  {line}" for line in verdict.evidence), ""]))
         print(f"{label}{verdict.sentence}")
         for other in verdict.suggestions if not measurement.name else ():
-            changes = f" (changes the {other.changes}, and so what is learned)" if other.changes else ""
-            print(f"  try {other.text}: {other.why}{changes}")
+            print(f"  {other.line}")
     picture = draw_phases(found.found, found.folder.path / PICTURE)
     print(f"\npicture:    {picture}\nrun folder: {found.folder.path}", flush=True)
 
@@ -113,22 +112,25 @@ def _print_variants(found: "Bench") -> None:
     print()
 
 
-class Progress:
-    """What is being measured: a line that changes on a terminal, nothing elsewhere."""
+class Shown:
+    """What is being measured, on a terminal; drawn when it changes only, so that nothing runs beside a measurement."""
 
-    def __init__(self, wanted: bool) -> None:
-        live = wanted and sys.stdout.isatty()
-        self._status = Status("starting", console=Console(stderr=False)) if live else None
+    def __init__(self, placement: Placement) -> None:
+        live = placement.rank == 0 and placement.launcher in ("none", "torchrun") and sys.stdout.isatty()
+        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+        console = Console(file=sys.stdout)  # the real one: ranks write to their logs later
+        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False) if live else None
 
-    def __enter__(self) -> "Progress":
-        if self._status:
-            self._status.start()
+    def __enter__(self) -> "Shown":
+        if self._bar:
+            self._bar.start()
+            self._task = self._bar.add_task("starting")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status:
-            self._status.stop()
+        if self._bar:
+            self._bar.stop()
 
     def __call__(self, text: str) -> None:
-        if self._status:
-            self._status.update(text)
+        if self._bar:
+            self._bar.update(self._task, description=text, refresh=True)

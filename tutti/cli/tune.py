@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tutti.bench.ladder import ALLOWED, Rung
 from tutti.bench.tuned_recipe import check_target
-from tutti.cli.bench import Progress
+from tutti.cli.bench import Shown
 from tutti.cli.ranks import is_rank, on_ranks, place
 from tutti.cli.tables import print_table
 from tutti.config.load import resolve
@@ -42,8 +42,7 @@ def tune(
         if placement.rank == 0:
             changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
             print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
-        live = placement.rank == 0 and placement.launcher in ("none", "torchrun")  # others pass lines on, no terminal
-        with Progress(live) as tell:
+        with Shown(placement) as tell:
             tuned = climb(asked, placement, folder, tell, _show_rung)
         if placement.rank == 0:
             _show(tuned, asked.recipe)

@@ -11,6 +11,7 @@ import torch
 from tutti.data.dataset import SampleDataset
 from tutti.errors import TuttiError
 from tutti.launch.parents import end_with_parent
+from tutti.runtime.group import let_go_of_tensors
 from tutti.runtime.seeds import mix
 
 Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
@@ -38,6 +39,8 @@ def collated_samples(
         # Forked workers share the dataset with this process, and start at once.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
     )
+    if workers:
+        let_go_of_tensors()  # a thread of Gloo that wants Python's lock while this process is forked can stop a worker
     batches = iter(loader)
     try:
         for made in batches:

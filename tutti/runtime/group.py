@@ -90,12 +90,13 @@ def abandon() -> None:
 
 
 def let_go_of_tensors() -> None:
-    """Give Gloo's threads a moment after the last operation.
+    """Give Gloo's threads a moment after the last operation, where there are any.
 
     They take Python's lock to let go of its tensors. When the group is freed they are waited for with that lock held,
     and when Python ends a thread that wants it aborts the process: they must be done by then.
     """
-    time.sleep(_LAST_TENSORS_SECONDS)
+    if dist.is_initialized():
+        time.sleep(_LAST_TENSORS_SECONDS)
 
 
 def join(

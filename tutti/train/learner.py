@@ -51,7 +51,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         at: Callable[[Phase, int], None] = lambda *_: None,
     ) -> None:
-        self.timer = make_timer(device, config.log.phases)
+        self.timer = make_timer(device, config.log)
         self._at = at  # who is told where a step is
         self.model = model
         self.criterion = criterion

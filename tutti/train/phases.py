@@ -8,11 +8,13 @@ from typing import Protocol
 
 import torch
 
+from tutti.config.schema import LogConfig
+
 # Of every step, in this order; what lies between them belongs to none.
 PHASES: tuple[str, ...] = ("data", "forward", "backward", "communication", "update")
 
 _PAUSE = "pause"
-_MOST_STEPS = 16  # of a log window on a GPU; they stand for the others
+_SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart; they stand for all
 
 
 class StepTimer(Protocol):
@@ -35,11 +37,11 @@ class StepTimer(Protocol):
         ...
 
 
-def make_timer(device: torch.device, wanted: bool = True) -> StepTimer:
+def make_timer(device: torch.device, log: LogConfig) -> StepTimer:
     """The clock for a device."""
-    if not wanted:
+    if not log.phases:
         return NoTimer()
-    return StreamTimer() if device.type == "cuda" else HostTimer()
+    return StreamTimer(max(1, log.every_steps // _SAMPLES)) if device.type == "cuda" else HostTimer()
 
 
 class NoTimer:
@@ -82,38 +84,44 @@ class StreamTimer:
     """Events on the stream that computes: the host may be far ahead of it.
 
     A GPU that waits for its batch is idle between the update of one step and the arrival of the next batch, so that
-    this time, and not the host's, is spent on data.
+    this time, and not the host's, is spent on data. Every so many steps one is marked, beginning with the first of a
+    window, and the end of the step before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_steps: int = 1) -> None:
+        self._every_steps = every_steps
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._spare: list[torch.cuda.Event] = []
-        self._steps = 0
+        self._step = 0  # of the window
 
     def begin(self) -> None: ...
 
     def paused(self) -> None:
-        self.ended(_PAUSE)
+        self._mark(_PAUSE)
 
     def ended(self, phase: str) -> None:
-        if self._steps > _MOST_STEPS:
-            return
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append((phase, event))
-        self._steps += phase == PHASES[-1]
+        ends_step = phase == PHASES[-1]
+        if self._step % self._every_steps == 0:
+            self._mark(phase)
+        elif ends_step and (self._step + 1) % self._every_steps == 0:
+            self._mark(_PAUSE)
+        self._step += ends_step
 
     def lap(self, steps: int) -> dict[str, float]:
         seconds = dict.fromkeys((*PHASES, _PAUSE), 0.0)
-        first = next((i for i, (phase, _) in enumerate(self._marks) if phase == PHASES[-1]), 0)
-        marks, clocked = self._marks[first:], self._steps - 1  # from the end of a step to the end of another
-        if clocked < 1:  # a window of one step: its batch was there before
-            marks, clocked = self._marks, 1
-        for (_, began), (phase, event) in itertools.pairwise(marks):
+        for (_, began), (phase, event) in itertools.pairwise(self._marks):
             seconds[phase] += began.elapsed_time(event) / 1000
+        marked = sum(phase == PHASES[-1] for phase, _ in self._marks)
+        waited = sum(phase == PHASES[0] for _, (phase, _) in itertools.pairwise(self._marks))  # the first has no begin
         self._spare += [event for _, event in self._marks]
-        self._marks, self._steps = [], 0
-        return {phase: seconds[phase] * steps / clocked for phase in PHASES}
+        self._marks, self._step = [], 0
+        clocked = dict.fromkeys(PHASES, marked) | {PHASES[0]: waited}
+        return {phase: seconds[phase] * steps / max(1, clocked[phase]) for phase in PHASES}
+
+    def _mark(self, phase: str) -> None:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((phase, event))
 
 
 def combine(rows: Sequence[Mapping[str, float]], seconds: float) -> dict[str, float]:
