@@ -151,17 +151,18 @@ def _networks() -> list[Case]:
             "slow network",
             "links of that rate, gradients of that size",
             only("communication"),
-            recipe(data(), layers(width, depth), 16),
-            ranks=ranks,
+            recipe(data(), layers(width, depth), per_rank),
+            ranks=2,
             rate=rate,
             trials=3,
             seconds=3.0,
         )
-        for rate, width, depth, ranks in (
-            ("50mbit", 384, 1, 2),
-            ("100mbit", 512, 1, 2),
-            ("200mbit", 512, 2, 2),
-            ("500mbit", 1024, 1, 2),
+        for rate, width, depth, per_rank in (
+            ("50mbit", 384, 1, 16),
+            ("100mbit", 512, 1, 16),
+            ("200mbit", 512, 2, 16),
+            ("500mbit", 1024, 1, 16),
+            ("500mbit", 512, 2, 256),
         )
     ]
 
@@ -290,14 +291,14 @@ def _healthy() -> list[Case]:
 def _balanced() -> list[Case]:
     return [
         Case(
-            f"balanced: reading as long as computing, {ranks} rank{'s' if ranks > 1 else ''}",
+            f"balanced: reading x{steps:g} of computing, {ranks} rank{'s' if ranks > 1 else ''}",
             "balanced",
-            "a batch costs the arithmetic of a step",
+            f"a batch costs {steps:g} times the products of a step",
             HEALTHY,
-            recipe(data("Decoding", width=512, depth=4, steps=1), layers(512, 4), 128),
+            recipe(data("Decoding", width=512, depth=4, steps=steps), layers(512, 4), 128),
             ranks=ranks,
         )
-        for ranks in (1, 2)
+        for steps, ranks in ((1, 1), (1.25, 1), (1, 2))
     ] + [
         Case(
             f"trials that disagree, {ranks} rank{'s' if ranks > 1 else ''}",

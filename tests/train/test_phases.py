@@ -64,7 +64,7 @@ def test_every_so_many_steps_one_stands_for_the_others(turn: Callable[[float], N
         step(timer, turn, between=5.0 if number % 10 == 5 else 0.0)
     phases = {"data": 50, "forward": 100, "backward": 150, "communication": 25, "update": 12.5}
     assert timer.lap(50) == pytest.approx(phases)
-    assert len(timer._spare) == 5 * 5 + 4, "five steps are marked, and the end of the one before all but the first"
+    assert len(timer._spare) == 5 * 5 + 5, "five steps are marked, and the end of every step before one that is"
 
 
 def test_a_checkpoint_between_two_steps_is_no_waiting_for_data(turn: Callable[[float], None]) -> None:
