@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", help="an override of the recipe; may be repeated")
     parser.add_argument("--steps", type=int, default=50, help="of a log window")
     parser.add_argument("--trials", type=int, default=60, help="windows of each run on the clock")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="where to leave all figures, as JSON")
     parser.add_argument("--deadline", type=float, default=900)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -115,7 +115,7 @@ def main() -> None:
     print(f"{args.recipe} on {found['device']}: a step takes {step * 1e3:.3f} ms")
     print(f"time with phases over time without: {ratio:.4f} (95 % interval of the median {low:.4f} to {high:.4f})")
     measure.print_verdict({f"at most {BAR}": ratio <= BAR})
-    measure.write_json(args.json, {"program": "phase_timing", "conditions": facts, "ratio": ratio, "ratios": ratios})
+    measure.write_json(args.out, {"program": "phase_timing", "conditions": facts, "ratio": ratio, "ratios": ratios})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ ELSEWHERE = (
     "mpirun --oversubscribe -np 2 tutti train digits",  # tests/launch/test_mpi.py
     "horovodrun -np 2 python examples/horovod/pytorch_mnist.py --epochs 1",  # with two epochs on the page of Horovod
     "tutti train digits/mlp -n 2 epochs=1",  # with two epochs on the page about running
+    "tutti bench digits",  # this and the next two: tests/bench
+    "tutti tune digits",
+    "tutti profile digits",
     "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",

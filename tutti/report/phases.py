@@ -73,9 +73,10 @@ def _draw_several(axes: Axes, found: Sequence[Measurement]) -> None:
     """A stack for each variant."""
     for place, measurement in enumerate(found):
         _stack(axes, place, measurement, label=place == 0)
-        rate = find_shares(measurement).samples_per_second.median
-        top = find_shares(measurement).whole.median * 1e3
-        axes.annotate(f"{rate:,.0f}/s", (place, top), ha="center", va="bottom", fontsize=8)
+        shares = find_shares(measurement)
+        above = (place, shares.whole.quartiles[1] * 1e3)
+        rate = f"{shares.samples_per_second.median:,.0f}/s"
+        axes.annotate(rate, above, (0, 4), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xticks(range(len(found)), [_folded(each.name or "as it is") for each in found], fontsize=8)
     axes.set(ylabel="ms a step")
     axes.legend(fontsize=8)
