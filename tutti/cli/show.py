@@ -79,7 +79,9 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     passes = f"{plan.passes} x {plan.micro_batch}"
     table.add_row("global batch", f"{plan.global_batch} = {plan.world_size} rank(s) x {plan.per_rank_batch} ({passes})")
-    table.add_row("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}")
+    steps = f"{plan.epochs} epochs x {plan.steps_per_epoch:,}"
+    of = "at most, of" if plan.max_steps else "="
+    table.add_row("steps", f"{plan.total_steps:,} {of} {steps}")
     warmup = f", after {schedule.warmup_steps:,} steps of warm-up" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
     table.add_row("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last")

@@ -16,6 +16,7 @@ class Plan:
     micro_batch: int
     train_samples: int
     epochs: int
+    max_steps: int | None = None
 
     @property
     def passes(self) -> int:
@@ -29,7 +30,8 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        return self.steps_per_epoch * self.epochs
+        steps = self.steps_per_epoch * self.epochs
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
@@ -55,7 +57,7 @@ def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
             f"a global batch of {global_batch} is larger than the {train_samples} training samples of "
             f"{config.data.name!r}: there would be no step. {fix}"
         )
-    return Plan(world_size, global_batch, per_rank, micro, train_samples, config.epochs)
+    return Plan(world_size, global_batch, per_rank, micro, train_samples, config.epochs, config.max_steps)
 
 
 def _check_split(global_batch: int, world_size: int, micro: int | None) -> None:

@@ -35,6 +35,7 @@ class RunConfig(Section):
     batch: BatchConfig
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: Count
+    max_steps: Count | None = None  # the run ends there if its epochs have more
     seed: Natural = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()

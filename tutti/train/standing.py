@@ -32,8 +32,8 @@ class Standing:
         return self.step % self.plan.steps_per_epoch == 0
 
     def logs_after(self, step: int) -> bool:
-        """After the first step, every N steps, and where an epoch ends."""
-        ends = step % self.plan.steps_per_epoch == 0
+        """After the first step, every N steps, and where an epoch or the run ends."""
+        ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
         return step == 1 or ends or step % self.config.log.every_steps == 0
 
     @property
@@ -42,10 +42,9 @@ class Standing:
         wish = self.config.checkpoint
         if wish.every_steps and self.step % wish.every_steps == 0:
             return True
-        if not self.epoch_ends:
-            return False
-        ends_run = self.step == self.plan.total_steps and bool(wish.every_steps or wish.every_epochs)
-        return self._is_best or ends_run or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0)
+        if self.step == self.plan.total_steps and (wish.every_steps or wish.every_epochs):
+            return True
+        return self.epoch_ends and (self._is_best or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0))
 
     def _note_best(self) -> None:
         """Remember whether this epoch has the best value of the metric that the recipe watches."""

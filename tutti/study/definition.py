@@ -1,0 +1,142 @@
+"""What a study is: its points, how far each of them goes, and the folder that holds them.
+
+Light: imports no torch.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tutti.errors import FolderError
+from tutti.records.files import write_durably
+from tutti.records.folder import RunFolder
+
+Kind = Literal["scale", "sweep"]
+Mode = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How far a point goes: some steps for its speed alone, a metric's value, or the whole recipe."""
+
+    kind: Literal["steps", "target", "full"]
+    steps: int | None = None  # after the warm-up, where only speed is measured
+    warmup_steps: int = 0
+    metric: str | None = None  # as in metrics.jsonl: valid_accuracy
+    target: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a study."""
+
+    id: str  # unique in the study, and the name of its folder: n4-r1
+    ranks: int
+    overrides: tuple[str, ...]  # on top of the study's own
+    values: Mapping[
+        str, Any
+    ]  # what is varied, by key: {"ranks": 4}, or {"batch.global": 256, "schedule.scaling": "none"}
+    repeat: int  # counted from 1
+    seed: int
+
+
+@dataclass(frozen=True)
+class Definition:
+    """All that is known of a study before its first run."""
+
+    kind: Kind
+    recipe: str  # as it was given
+    overrides: tuple[str, ...]
+    goal: Goal
+    points: tuple[Point, ...]  # in the order in which they run
+    mode: Mode | None = None  # of a study of ranks: the batch of a rank stays, or that of all ranks
+    on: str | None = None  # a scheduler or a site; None: ranks are started here, or inside this allocation
+    created: str = ""
+    launch_line: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        return {"format": 1} | dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> "Definition":
+        known = {key: value for key, value in values.items() if key != "format"}
+        known["overrides"] = tuple(values["overrides"])
+        known["goal"] = Goal(**values["goal"])
+        known["points"] = tuple(Point(**each | {"overrides": tuple(each["overrides"])}) for each in values["points"])
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class State:
+    """How a point stands; what it has measured is in its run folder."""
+
+    state: Literal["waiting", "running", "submitted", "finished", "failed"] = "waiting"
+    reason: str | None = None  # of a failure, in a line
+    attempts: int = 0
+    started: str | None = None
+    ended: str | None = None
+    launch_line: str | None = None
+    job: str | None = None  # the scheduler's name for it
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The paths inside the folder of a study."""
+
+    path: Path
+
+    @property
+    def definition(self) -> Path:
+        return self.path / "study.json"
+
+    @property
+    def points(self) -> Path:
+        return self.path / "points"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    def run(self, point: str) -> RunFolder:
+        """The run folder of a point."""
+        return RunFolder(self.points / point)
+
+    def state(self, point: str) -> Path:
+        return self.path / "states" / f"{point}.json"
+
+
+def write_definition(folder: StudyFolder, definition: Definition) -> None:
+    """Keep a study's definition, from which it goes on when it was interrupted."""
+    write_durably(folder.definition, json.dumps(definition.plain(), indent=1) + "\n")
+
+
+def read_definition(folder: StudyFolder) -> Definition:
+    """The definition of the study in a folder."""
+    try:
+        return Definition.from_plain(json.loads(folder.definition.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FolderError(
+            f"{folder.path} holds no study ({error}): expected a folder that tutti scale or tutti sweep has made."
+        ) from error
+
+
+def write_state(folder: StudyFolder, point: str, state: State) -> None:
+    """Note how a point stands."""
+    folder.state(point).parent.mkdir(exist_ok=True)
+    write_durably(folder.state(point), json.dumps(dataclasses.asdict(state), indent=1) + "\n")
+
+
+def read_state(folder: StudyFolder, point: str) -> State:
+    """How a point stands; one of which nothing is known waits."""
+    try:
+        return State(**json.loads(folder.state(point).read_text()))
+    except (OSError, ValueError, TypeError):
+        return State()

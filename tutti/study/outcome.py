@@ -1,0 +1,99 @@
+"""What a point of a study came to, read from its run folder alone.
+
+Light: imports no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tutti.records.metrics import read_events
+from tutti.records.record import read_record
+from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
+
+SHARES = ("reading", "computing", "communication", "waiting", "rest")  # of a step, together all of it
+
+
+@dataclass(frozen=True)
+class Window:
+    """A log window after the warm-up."""
+
+    step: int  # the last one
+    seconds: float
+    samples_per_second: float
+    shares: Mapping[str, float]  # by SHARES; empty where phases were not kept
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch with its validation."""
+
+    epoch: int
+    step: int
+    seconds: float  # of training since the first step, this epoch included
+    metrics: Mapping[str, float]  # train_loss, valid_loss, valid_accuracy, ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run, ready to be compared with others."""
+
+    point: Point
+    state: State
+    folder: str
+    conditions: Mapping[str, Any] = field(default_factory=dict)  # the first segment of the record: hosts, device, ...
+    plan: Mapping[str, Any] = field(default_factory=dict)  # global_batch, per_rank_batch, peak_lr, parameters, ...
+    windows: tuple[Window, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    losses: tuple[tuple[int, float, float], ...] = ()  # step, seconds of training since the first, training loss
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state.state == "finished"
+
+
+def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
+    """The outcomes of all points, in the order of the definition; those that have not run have no windows."""
+    return [_read(folder, definition, point) for point in definition.points]
+
+
+def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
+    run, state = folder.run(point.id), read_state(folder, point.id)
+    record = read_record(run.record) or {}
+    events = list(read_events(run.metrics)) if run.metrics.exists() else []
+    windows, epochs, losses, seconds = [], [], [], 0.0
+    for event in events:
+        if event["event"] == "step":
+            seconds += event["seconds"]
+            losses.append((event["step"], seconds, event["loss"]))
+            if event["step"] > max(1, definition.goal.warmup_steps):
+                windows.append(_window(event))
+        elif event["event"] == "epoch":
+            metrics = {key: value for key, value in event.items() if key.startswith(("train_", "valid_"))}
+            epochs.append(Epoch(event["epoch"], event["step"], seconds, metrics))
+    return Outcome(
+        point=point,
+        state=state,
+        folder=str(run.path),
+        conditions=(record.get("segments") or [{}])[0],
+        plan=record.get("plan", {}),
+        windows=tuple(windows),
+        epochs=tuple(epochs),
+        losses=tuple(losses),
+    )
+
+
+def _window(event: Mapping[str, Any]) -> Window:
+    seconds = event["seconds"]
+    shares: dict[str, float] = {}
+    if "forward_seconds" in event:
+        computing = sum(event[f"{phase}_seconds"] for phase in ("forward", "backward", "update"))
+        parts = {
+            "reading": event["data_seconds"],
+            "computing": computing,
+            "communication": event["communication_seconds"],
+            "waiting": event.get("waiting_seconds", 0.0),
+            "rest": event["rest_seconds"],
+        }
+        shares = {name: value / seconds for name, value in parts.items()}
+    return Window(event["step"], seconds, event["samples_per_second"], shares)
