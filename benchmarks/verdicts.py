@@ -10,14 +10,15 @@ Claim: at least 19 of 20 verdicts are right, and no run without a fault is confi
 - A verdict is right if it names what was injected (and, where more loader processes help, offers them). Of a healthy
   run nothing may be said but "computing", "balanced" or "unclear"; of one whose trials disagree only "unclear".
 
-It needs nothing but this repository, and takes about 4 minutes. `--write docs/bench.md` puts the table into that page.
+It needs nothing but this repository, and takes about 5 minutes. `--write docs/bench.md` puts the table into that page.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import measure
 
@@ -39,6 +40,9 @@ def main() -> None:
     from namespaces import unavailable
 
     options = _parse(sorted({case.kind for case in faults.CASES}))
+    if options.read:
+        write_table(options.write, _page(json.loads(options.read.read_text())))
+        return
     cases = [case for case in faults.CASES if options.only in (None, case.kind)]
     if why := unavailable():
         print(f"cases with hosts of their own are left out: {why}")
@@ -58,9 +62,10 @@ def main() -> None:
     bars = {f"{LEAST_SCORE:.0%} right": share >= LEAST_SCORE, "no healthy run called ill": not confident}
     measure.print_verdict(bars)
     rows = [dict(zip(HEAD, _row(each), strict=True)) | {"sentence": each.sentence} for each in found]
-    measure.write_json(options.out, {"conditions": facts, "cases": rows, "right": right, "bars": bars})
+    result = {"conditions": facts, "cases": rows, "right": right, "bars": bars}
+    measure.write_json(options.out, result)
     if options.write:
-        write_table(options.write, _page(found, right, facts))
+        write_table(options.write, _page(result))
     sys.exit(0 if all(bars.values()) else 1)
 
 
@@ -79,7 +84,10 @@ def _parse(kinds: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between its marks in this page")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave what was measured, as JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: put the table of such a file there")
     options = parser.parse_args()
+    if options.read and not options.write:
+        parser.error("--read is for --write PAGE")
     if options.only and options.write:
         parser.error("--write is for the whole set: leave out --only")
     if options.keep:
@@ -99,14 +107,15 @@ def _print_wrong(found: "Sequence[Found]") -> None:
             print("\n  ".join([f"{each.case.name}: {each.sentence}", *each.evidence, ""]))
 
 
-def _page(found: "Sequence[Found]", right: int, facts: dict) -> str:
+def _page(result: Mapping[str, Any]) -> str:
     """The table as Markdown, with its score and its conditions."""
+    facts, cases = result["conditions"], result["cases"]
     machine, versions = facts["hardware"], facts["versions"]
     lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    lines += [f"| {' | '.join(_row(each))} |" for each in found]
+    lines += [f"| {' | '.join(case[name] for name in HEAD)} |" for case in cases]
     lines += [
         "",
-        f"**{right} of {len(found)} right.** {machine['processor']}, {machine['cores']} cores; Python "
+        f"**{result['right']} of {len(cases)} right.** {machine['processor']}, {machine['cores']} cores; Python "
         f"{versions['python']}, torch {versions['torch']}; one thread a rank, load {facts['load_before'][0]} before "
         "the first case. Made by `python benchmarks/verdicts.py --write docs/bench.md`.",
     ]

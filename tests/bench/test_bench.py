@@ -1,14 +1,17 @@
 """`tutti bench` as a user meets it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from conftest import Tutti
+from ranks import run_ranks
 
 from tutti.bench.results import PARTS, PHASES, read_measurements
-from tutti.bench.run import check, read_variants
+from tutti.bench.run import bench, check, read_variants
 from tutti.errors import ConfigError
+from tutti.runtime.discovery import discover
 
 
 @pytest.mark.ranks
@@ -33,12 +36,18 @@ def test_a_recipe_is_measured_on_every_rank_and_judged(tutti: Tutti, tmp_path: P
     assert "digits" not in tutti("runs").out, "what was only measured is no run"
 
 
+def bench_variants(path: str, out: str) -> str:
+    """Measure variants as this rank; where the result is."""
+    variants = read_variants(Path(path), "digits/mlp", [f"out={out}"])
+    return str(bench(variants, discover(os.environ), None, 2, 0.2, lambda _: None).folder.path)
+
+
 @pytest.mark.ranks
-def test_variants_are_measured_in_one_run(tutti: Tutti, tmp_path: Path) -> None:
+def test_variants_are_measured_in_one_run(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text("as it is: []\nlarger batches: [batch.global=128]\n")
-    done = tutti("bench", "digits", "--seconds", "0.5", "--trials", "2", "--variants", "two.yaml", "out=here")
-    assert done.code == 0, done.all
-    first, second = read_measurements(next((tmp_path / "here/bench/digits").iterdir()) / "bench.json")
+    (folder,) = run_ranks(1, bench_variants, str(tmp_path / "two.yaml"), str(tmp_path / "here"))
+    assert Path(folder).parent == tmp_path / "here/bench/digits/mlp"
+    first, second = read_measurements(Path(folder) / "bench.json")
     assert (first.name, second.name, second.overrides) == ("as it is", "larger batches", ("batch.global=128",))
     assert (first.global_batch, second.global_batch) == (64, 128)
     assert "exchange" not in first.seconds, "one rank has nobody to talk to"

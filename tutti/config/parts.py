@@ -334,6 +334,26 @@ class AdamW(Adam):
     weight_decay: NonNegative = 0.01
 
 
+class Lars(Optimizer):
+    """LARS: momentum with a rate for each layer, in proportion to its weights; for large batches."""
+
+    target = "tutti.optim.lars:Lars"
+    name: Literal["lars"] = "lars"
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 5e-4
+    eta: Positive = 1e-3  # the trust coefficient; biases and norms, of one dimension, move by lr itself
+
+
+class Lamb(Optimizer):
+    """LAMB: Adam's direction with a rate for each layer, in proportion to its weights; for large batches."""
+
+    target = "tutti.optim.lamb:Lamb"
+    name: Literal["lamb"] = "lamb"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-6
+    weight_decay: NonNegative = 0.01
+
+
 class UserOptimizer(Optimizer, UserPart):
     """A user's own optimizer, named `package.module:object`."""
 
@@ -397,6 +417,8 @@ OptimizerPart = Annotated[
     Annotated[Sgd, Tag("sgd")]
     | Annotated[Adam, Tag("adam")]
     | Annotated[AdamW, Tag("adamw")]
+    | Annotated[Lars, Tag("lars")]
+    | Annotated[Lamb, Tag("lamb")]
     | Annotated[UserOptimizer, Tag("user")],
     Discriminator(_tag),
 ]
