@@ -197,6 +197,114 @@ def profile(
     command.profile(recipe, overrides or [], ranks, steps, memory, stacks)
 
 
+StudyRecipe = Annotated[str | None, typer.Argument(help="A recipe's name or the path of a YAML file.")]
+Target = Annotated[str | None, typer.Option(help="Train to this, as in valid_accuracy=0.95.", metavar="METRIC=NUMBER")]
+StudyOut = Annotated[str | None, typer.Option(help="The folder for studies/.", show_default="the recipe's out")]
+StudyResume = Annotated[
+    str | None, typer.Option(help="Go on with what is missing of a study.", metavar="[latest|FOLDER]")
+]
+Retry = Annotated[bool, typer.Option("--retry", help="With --resume: also what failed.")]
+_JOBS = "As jobs of a cluster"
+StudyOn = Annotated[str | None, typer.Option(help="A scheduler or site: each point is a job.", rich_help_panel=_JOBS)]
+RanksPerNode = Annotated[int | None, typer.Option(help="Ranks on each node.", rich_help_panel=_JOBS)]
+JobTime = Annotated[str | None, typer.Option(help="Of each job.", rich_help_panel=_JOBS, show_default="1:00:00")]
+Account = Annotated[str | None, typer.Option(help="The account that is charged.", rich_help_panel=_JOBS)]
+Queue = Annotated[str | None, typer.Option(help="Queue, partition or QOS.", rich_help_panel=_JOBS)]
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti scale digits --ranks 1,2,4 --mode weak\n\n"
+    "    tutti scale mnist --ranks 1,2,4,8 --mode strong --repeat 3 --target valid_accuracy=0.95\n\n"
+    "    tutti scale nbody/short --ranks 4,8,16 --mode weak --on slurm --ranks-per-node 4 --time 30\n\n"
+    "    tutti scale --resume runs/studies/digits/2026-11-15_101500_scale_weak"
+)
+def scale(
+    recipe: StudyRecipe = None,
+    overrides: Overrides = None,
+    ranks: Annotated[str | None, typer.Option(help="The numbers of ranks, as in 1,2,4.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="What stays: the batch of a rank (weak), or of all (strong).")
+    ] = None,
+    repeat: Annotated[int | None, typer.Option(help="How often, in random order.", show_default="1")] = None,
+    steps: Annotated[int | None, typer.Option(help="Speed alone: steps to time.", show_default="100")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps before those that count.", show_default="20")] = None,
+    target: Target = None,
+    full: Annotated[bool, typer.Option("--full", help="Train the whole recipe.")] = False,
+    out: StudyOut = None,
+    resume: StudyResume = None,
+    retry: Retry = False,
+    on: StudyOn = None,
+    ranks_per_node: RanksPerNode = None,
+    time: JobTime = None,
+    account: Account = None,
+    queue: Queue = None,
+) -> None:
+    """Run a recipe on several numbers of ranks, and show how it scales."""
+    from tutti.cli import scale as command
+    from tutti.cli.studies import Where, wishes_for
+
+    wishes = wishes_for(on, ranks_per_node, time, account, queue)
+    asked = command.Asked(recipe, tuple(overrides or ()), ranks, mode, repeat, steps, warmup, target, full)
+    command.scale(asked, Where(out, on, wishes), resume, retry)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti sweep mnist --set batch.global=64,256,1024 --set schedule.scaling=none,linear,sqrt batch.base=64\n\n"
+    "    tutti sweep digits --set optim.lr=1e-3,3e-3 --seeds 3 -n 2 --target valid_accuracy=0.95\n\n"
+    "    tutti sweep digits/mlp --set model.hidden=[64],[128,64]\n\n"
+    "    tutti sweep --resume runs/studies/digits/2026-11-15_101500_sweep"
+)
+def sweep(
+    recipe: StudyRecipe = None,
+    overrides: Overrides = None,
+    axes: Annotated[
+        list[str] | None, typer.Option("--set", help="What is varied; may be repeated.", metavar="KEY=VALUE,VALUE")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each combination.", show_default="1")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks of each run.", show_default="1")] = None,
+    micro: Annotated[int | None, typer.Option(help="The most samples in a pass; more are accumulated.")] = None,
+    target: Target = None,
+    skip_impossible: Annotated[
+        bool, typer.Option("--skip-impossible", help="Leave out combinations that cannot be.")
+    ] = False,
+    out: StudyOut = None,
+    resume: StudyResume = None,
+    retry: Retry = False,
+    on: StudyOn = None,
+    ranks_per_node: RanksPerNode = None,
+    time: JobTime = None,
+    account: Account = None,
+    queue: Queue = None,
+) -> None:
+    """Train every combination of some values of a recipe, with several seeds."""
+    from tutti.cli import sweep as command
+    from tutti.cli.studies import Where, wishes_for
+
+    wishes = wishes_for(on, ranks_per_node, time, account, queue)
+    given = (tuple(overrides or ()), tuple(axes or ()), seeds, ranks, micro, target, skip_impossible)
+    command.sweep(command.Asked(recipe, *given), Where(out, on, wishes), resume, retry)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti report runs/studies/digits/2026-11-15_101500_scale_weak\n\n"
+    "    tutti report runs/studies/a --compare runs/studies/b --out comparison.html"
+)
+def report(
+    study: Annotated[Path, typer.Argument(help="The folder of a study.")],
+    compare: Annotated[Path | None, typer.Option(help="Another study to compare it with.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="An HTML file; pictures go beside it.", show_default="STUDY/report.html")
+    ] = None,
+) -> None:
+    """Show a study on one page: conclusions, figures, points and conditions; also as PNG, SVG and CSV."""
+    from tutti.cli import report as command
+
+    command.report(study, compare, out)
+
+
 @app.command(epilog="Examples:\n\n    tutti show mnist optim.lr=0.02\n\n    tutti show mnist -n 8 --plot-lr lr.png")
 def show(
     recipe: Recipe,
@@ -218,15 +326,51 @@ def list_parts() -> None:
     command.list_parts()
 
 
-@app.command(epilog="Examples:\n\n    tutti runs\n\n    tutti runs mnist --out /scratch/runs")
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti runs\n\n"
+    "    tutti runs mnist --out /scratch/runs\n\n"
+    "    tutti runs digits --sort accuracy"
+)
 def runs(
     recipe: Annotated[str | None, typer.Argument(help="Only the runs of this recipe.")] = None,
     out: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
+    sort: Annotated[
+        str, typer.Option(help="started, recipe, ranks, batch, time, samples/s, or a metric; the best is last.")
+    ] = "started",
 ) -> None:
     """List run folders with their ranks, epochs, metrics and speed."""
     from tutti.cli import runs as command
 
-    command.list_runs(out, recipe)
+    command.list_runs(out, recipe, sort)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "    tutti compare runs/digits/2026-11-15_101500_n1 runs/digits/2026-11-15_101530_n4\n\n"
+    "    tutti compare 2026-11-15_101500_n1 2026-11-15_101530_n4 --plot compare.png"
+)
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or their names as tutti runs prints them.")],
+    out: Annotated[Path, typer.Option(help="Where runs are looked for by name.")] = Path("runs"),
+    plot: Annotated[Path | None, typer.Option(help="Draw loss and metrics by step and by time into this file.")] = None,
+) -> None:
+    """Show runs side by side: what differs between them, what came out, where the time went."""
+    from tutti.cli import compare as command
+
+    command.compare(runs, out, plot)
+
+
+@app.command(epilog="Examples:\n\n    tutti board\n\n    tutti board runs/digits --port 7007")
+def board(
+    folder: Annotated[Path, typer.Argument(help="The folder of run folders, or of a study.")] = Path("runs"),
+    port: Annotated[int | None, typer.Option(help="Where it listens.", show_default="the first free from 6006")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names of the runs and the command.")] = False,
+) -> None:
+    """Open TensorBoard on runs, each by a name of its recipe, ranks and start."""
+    from tutti.cli import board as command
+
+    command.board(folder, port, dry_run)
 
 
 @app.command(

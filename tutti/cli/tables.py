@@ -15,3 +15,12 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: C
         table.add_row(*row)
     width = Console(width=1000).measure(table).maximum
     Console(width=width, highlight=False).print(table, soft_wrap=True)  # a long line beats a cut one
+
+
+def show_seconds(seconds: float) -> str:
+    """A time as people say it: 1.43 s, 12:05 min, 3:10:00 h."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"

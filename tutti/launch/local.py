@@ -14,6 +14,7 @@ from types import FrameType
 
 from tutti.errors import Interrupted, LaunchError
 from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
+from tutti.launch.importable import make_importable as make_importable
 from tutti.launch.nursery import be_rank
 from tutti.launch.threads import threads_per_rank
 from tutti.records.folder import RunFolder
@@ -27,15 +28,6 @@ def check_ranks(count: int) -> None:
     """Refuse a number of ranks that cannot be started."""
     if count < 1:
         raise LaunchError(f"-n {count}: expected 1 or more ranks. Try -n 2.")
-
-
-def make_importable(recipe: str) -> None:
-    """Have module:object names found in this folder and beside the recipe, here and on the ranks started here."""
-    for folder in (Path.cwd(), Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-            known = os.environ.get("PYTHONPATH")
-            os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else str(folder)
 
 
 def start_ranks(

@@ -9,14 +9,14 @@ from tutti.config.load import resolve
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.errors import LaunchError
+from tutti.launch.importable import make_importable
 from tutti.launch.job_script import Job, render
-from tutti.launch.local import make_importable
 from tutti.launch.resources import Resources, Wishes, settle
 from tutti.launch.schedulers import scheduler_of
 from tutti.launch.schedulers.asking import require
 from tutti.launch.site import Site, load_site
 from tutti.records.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
-from tutti.records.jobs import JobRecord
+from tutti.records.jobs import JobRecord, read_job
 
 
 @dataclass(frozen=True)
@@ -67,28 +67,46 @@ def prepare(
 def hand_in(submission: Submission) -> tuple[RunFolder, str]:
     """Make the run folder with its script and submit it; the folder and the job's id."""
     site, config = submission.site, submission.config
-    scheduler = scheduler_of(site.scheduler)
-    require(scheduler.SUBMIT, scheduler.NAME)
+    require_scheduler(site)
     check_writable(config.out)
     folder = create_folder(config.out, config.recipe, submission.resources.ranks)
     try:
         write_config(folder, config.as_yaml())
-        script = folder.job_script
-        script.write_text(submission.script(folder.path))
-        job = JobRecord(
-            scheduler=site.scheduler,
-            site=site.name,
-            recipe=config.recipe,
-            resources=asdict(submission.resources),
-            max_requeues=submission.max_requeues,
-            script=script.name,
-            submitting=True,
-        )
-        job.write(folder)  # before the job can start and look for it
-        job_id = scheduler.submit(script.absolute())
+        write_job(submission, folder)
+        job_id = submit_job(folder)
     except BaseException:
         remove_folder(folder)
         raise
-    job.ids, job.submitting = [job_id], False
-    job.write(folder)  # a job that has already started waits for this
     return folder, job_id
+
+
+def require_scheduler(site: Site) -> None:
+    """Refuse to go on where the commands of a site's scheduler are missing."""
+    scheduler = scheduler_of(site.scheduler)
+    require(scheduler.SUBMIT, scheduler.NAME)
+
+
+def write_job(submission: Submission, folder: RunFolder) -> None:
+    """Put the script and the record of a job into its run folder."""
+    script = folder.job_script
+    script.write_text(submission.script(folder.path))
+    JobRecord(
+        scheduler=submission.site.scheduler,
+        site=submission.site.name,
+        recipe=submission.config.recipe,
+        resources=asdict(submission.resources),
+        max_requeues=submission.max_requeues,
+        script=script.name,
+    ).write(folder)
+
+
+def submit_job(folder: RunFolder, after: str | None = None) -> str:
+    """Submit the job of a run folder, to start when another one has ended; its id."""
+    job = read_job(folder)
+    job.submitting = True
+    job.write(folder)  # before the job can start and look for it
+    job_id = scheduler_of(job.scheduler).submit(folder.job_script.absolute(), after)
+    job.ids, job.submitting = [*job.ids, job_id], False
+    job.attempts, job.cancelled = [], None
+    job.write(folder)  # a job that has already started waits for this
+    return job_id

@@ -25,11 +25,9 @@ class Lars(LayerwiseOptimizer):
         gradients, decay = gradients_of(parameters), group["weight_decay"]
         updates = list(torch._foreach_mul(gradients, group["lr"]))
         if is_layer:
-            weight_norms, gradient_norms = norms_of(parameters), norms_of(gradients)
+            weight_norms = norms_of(parameters)
             torch._foreach_add_(updates, parameters, alpha=group["lr"] * decay)
-            # A gradient of 0 says nothing, however much the weights decay.
-            denominators = torch.where(gradient_norms > 0, gradient_norms + decay * weight_norms, 0.0)
-            scale_by_trust(updates, group["eta"] * weight_norms, denominators)
+            scale_by_trust(updates, group["eta"] * weight_norms, norms_of(gradients) + decay * weight_norms)
         velocities = self.buffers(parameters, "velocity")
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, updates)

@@ -22,6 +22,8 @@ class RunSummary:
     epochs: int
     metrics: dict[str, float]
     samples_per_second: float | None
+    global_batch: int | None = None
+    training_seconds: float | None = None  # until now, or until it ended
 
 
 def find_runs(out: Path, recipe: str | None = None) -> list[RunSummary]:
@@ -50,9 +52,12 @@ def summarise(folder: RunFolder) -> RunSummary | None:
     if content is None or content.get("kind", "train") != "train":  # what was only measured is no run
         return None
     last: dict[str, Any] = {}
+    seconds = None
     for event in read_events(folder.metrics):
         if event.get("event") == "epoch":
             last = event
+        elif event.get("event") == "step" and "seconds" in event:
+            seconds = (seconds or 0.0) + event["seconds"]
     return RunSummary(
         folder=folder,
         recipe=content.get("recipe", "?"),
@@ -62,4 +67,6 @@ def summarise(folder: RunFolder) -> RunSummary | None:
         epochs=last.get("epoch", 0),
         metrics={key: value for key, value in last.items() if key.startswith("valid_")},
         samples_per_second=last.get("samples_per_second"),
+        global_batch=content.get("plan", {}).get("global_batch"),
+        training_seconds=seconds,
     )

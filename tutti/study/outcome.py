@@ -46,6 +46,7 @@ class Outcome:
     windows: tuple[Window, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float, float], ...] = ()  # step, seconds of training since the first, training loss
+    start: Mapping[str, float] = field(default_factory=dict)  # metrics before the first step, as in Epoch
 
     @property
     def is_finished(self) -> bool:
@@ -69,8 +70,7 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
             if event["step"] > max(1, definition.goal.warmup_steps):
                 windows.append(_window(event))
         elif event["event"] == "epoch":
-            metrics = {key: value for key, value in event.items() if key.startswith(("train_", "valid_"))}
-            epochs.append(Epoch(event["epoch"], event["step"], seconds, metrics))
+            epochs.append(Epoch(event["epoch"], event["step"], seconds, _metrics(event)))
     return Outcome(
         point=point,
         state=state,
@@ -80,7 +80,12 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
         windows=tuple(windows),
         epochs=tuple(epochs),
         losses=tuple(losses),
+        start=next((_metrics(event) for event in events if event["event"] == "start"), {}),
     )
+
+
+def _metrics(event: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in event.items() if key.startswith(("train_", "valid_"))}
 
 
 def _window(event: Mapping[str, Any]) -> Window:

@@ -35,10 +35,11 @@ def end_time(seconds: int) -> list[str]:
     return [f"ends=${{COBALT_ENDTIME:-$(($(date +%s) + {seconds}))}}"]
 
 
-def submit(script: Path) -> str:
-    """Hand in a script; the job's id."""
+def submit(script: Path, after: str | None = None) -> str:
+    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    wait = ["--dependencies", after] if after else []
     script.chmod(0o755)
-    return read_id(ask(SUBMIT, "--mode", "script", str(script), failing=True), SUBMIT)
+    return read_id(ask(SUBMIT, "--mode", "script", *wait, str(script), failing=True), SUBMIT)
 
 
 def query(job_id: str) -> JobState | None:

@@ -64,9 +64,10 @@ def end_time(seconds: int) -> list[str]:
     ]
 
 
-def submit(script: Path) -> str:
-    """Hand in a script; the job's id."""
-    return read_id(ask(SUBMIT, "--parsable", str(script), failing=True), SUBMIT)
+def submit(script: Path, after: str | None = None) -> str:
+    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    wait = [f"--dependency=afterany:{after}"] if after else []
+    return read_id(ask(SUBMIT, "--parsable", *wait, str(script), failing=True), SUBMIT)
 
 
 def query(job_id: str) -> JobState | None:

@@ -1,0 +1,46 @@
+"""Run folders that nobody has trained in, for what reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tutti.config.load import resolve
+from tutti.records.folder import RunFolder
+
+
+def make_run(path: Path, *overrides: str, ranks: int = 2, step_seconds: float = 0.5, **content: Any) -> RunFolder:
+    """Two epochs of four steps of `digits`, with phases of known shares; each epoch has a validation."""
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    config = resolve("digits", list(overrides)).config
+    folder.config.write_text(config.as_yaml())
+    segment = {"host": "node1", "hosts": ["node1"] * ranks, "versions": {"torch": "2.13.0"}, "device": "cpu"}
+    record = {
+        "recipe": "digits",
+        "ranks": ranks,
+        "started": "2026-11-15T10:00:00+01:00",
+        "state": "finished",
+        "segments": [segment | content.pop("segment", {})],
+        "plan": {"global_batch": 64, "per_rank_batch": 64 // ranks, "peak_lr": config.optim.lr},
+    }
+    folder.record.write_text(json.dumps(record | content))
+    folder.metrics.write_text("".join(json.dumps(event) + "\n" for event in _events(step_seconds)))
+    return folder
+
+
+def _events(step_seconds: float) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "epoch": 0, "valid_loss": 2.3, "valid_accuracy": 0.1}]
+    for step in range(1, 9):
+        events.append(_window(step, step_seconds * (10 if step == 1 else 1)))
+        if step % 4 == 0:
+            valid = {"train_loss": 2 / step, "valid_loss": 3 / step, "valid_accuracy": 0.98 - 0.01 * step}
+            events.append({"event": "epoch", "step": step, "epoch": step // 4, "samples_per_second": 128.0} | valid)
+            events[-1]["seconds"] = 4 * step_seconds
+    return events
+
+
+def _window(step: int, seconds: float) -> dict[str, Any]:
+    shares = {"data": 0.1, "forward": 0.2, "backward": 0.3, "update": 0.1, "communication": 0.15, "waiting": 0.05}
+    phases = {f"{name}_seconds": share * seconds for name, share in (shares | {"rest": 0.1}).items()}
+    told = {"loss": 2 / step, "accuracy": 0.1 * step, "samples_per_second": 64 / seconds, "seconds": seconds}
+    return {"event": "step", "step": step, "epoch": (step + 3) // 4} | told | phases

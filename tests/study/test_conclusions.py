@@ -1,0 +1,146 @@
+"""Sentences are said where the numbers bear them, and only there."""
+
+from pathlib import Path
+
+import pytest
+from study_folders import Made, scale_study, sweep_study
+
+from tutti.report.study import read_study
+from tutti.study.conclusions import conclude
+from tutti.study.definition import Goal, Point, State, StudyFolder
+
+
+def sentences(folder: StudyFolder, other: StudyFolder | None = None) -> str:
+    return "\n".join(conclude(read_study(folder.path), read_study(other.path) if other else None))
+
+
+def costly(batch: int, seconds: float = 0.02, noise: float = 0.01):
+    """Runs whose exchange takes the same time whatever the batch, of which 32 samples compute in 50 ms."""
+
+    def made(point: Point) -> Made:
+        exposed = seconds * 2 * (point.ranks - 1) / point.ranks
+        step = 0.05 * batch / 32 + exposed
+        return Made(batch * point.ranks / step, exposed / step, noise, windows=20, per_rank_batch=batch)
+
+    return made
+
+
+def test_how_far_efficiency_holds_and_what_takes_it(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", costly(32, 0.01), ranks=(1, 2, 4, 8), repeats=2))
+    assert "Efficiency stays above 80 % up to 2 ranks; beyond, it falls to 74 %" in said
+    assert "at 8, where exposed communication takes 26 % of the step." in said
+    assert "more than with perfect efficiency; all of that is communication." in said
+    assert "8 ranks have 5.9" in said
+    assert "Exposed communication on n ranks is 10" in said
+
+
+def test_efficiency_that_holds_to_the_end_is_said_so(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", costly(32, 0.0005)))
+    assert "Efficiency stays above 80 % up to 8 ranks, the most that were measured: 98 %" in said
+    assert "of that is" not in said
+
+
+def test_noise_leaves_efficiency_open(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        return Made(1000.0 if point.ranks == 1 else 1600.0 * (1 + 0.1 * (-1) ** point.repeat), noise=0.1)
+
+    said = sentences(scale_study(tmp_path / "s", made, ranks=(1, 2), repeats=2))
+    assert "too close to 80 % to tell" in said
+    assert "stays above" not in said
+
+
+def test_more_ranks_may_be_slower(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", lambda p: Made(1000.0 / p.ranks), ranks=(1, 2, 4)))
+    assert "Efficiency is below 80 % from 2 ranks on" in said
+    assert "4 ranks are slower than 1: 0.25 times" in said
+
+
+def test_a_strong_study_names_its_serial_fraction_and_its_limit(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", lambda p: Made(500 / (0.1 + 0.9 / p.ranks)), mode="strong"))
+    assert "By Amdahl's law 10.0 % (10.0 to 10.0 %) of the work is serial" in said
+    assert "no number of ranks makes more than 10 times as fast as one" in said
+
+
+def test_a_larger_batch_raises_efficiency_and_the_order_of_studies_does_not_matter(tmp_path: Path) -> None:
+    small = scale_study(tmp_path / "a", costly(64, 0.03), ranks=(1, 2, 4))
+    large = scale_study(tmp_path / "b", costly(128, 0.03), ranks=(1, 2, 4))
+    expected = (
+        "From 64 to 128 samples a rank efficiency at 4 ranks rises from 69 % to 82 %, "
+        "and exposed communication falls from 31 % to 18 % of the step."
+    )
+    assert expected in sentences(small, large)
+    assert expected in sentences(large, small)
+
+
+def test_studies_within_their_intervals_are_not_told_apart(tmp_path: Path) -> None:
+    one = scale_study(tmp_path / "a", costly(64, 0.03, noise=0.05), ranks=(1, 2))
+    other = scale_study(tmp_path / "b", costly(64, 0.0301, noise=0.05), ranks=(1, 2))
+    assert "efficiency at 2 ranks does not change beyond the intervals" in sentences(one, other)
+
+
+def test_time_to_the_target_is_compared(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        return Made(1000.0 * point.ranks, epochs=[{"valid_accuracy": 0.5}, {"valid_accuracy": 0.96}], per_rank_batch=8)
+
+    goal = Goal("target", metric="valid_accuracy", target=0.95)
+    said = sentences(scale_study(tmp_path / "s", made, ranks=(1, 4), goal=goal, mode="strong"))
+    # equal steps of 8 samples a rank: four ranks do four times the samples in the same time
+    assert "To reach" not in said
+
+
+def test_what_failed_or_is_missing_is_told(tmp_path: Path) -> None:
+    def made(point: Point) -> Made | None:
+        return None if point.ranks == 8 else Made(100.0, state=State("failed" if point.ranks == 4 else "finished"))
+
+    said = sentences(scale_study(tmp_path / "s", made))
+    assert "1 of 4 points failed: n4-r1." in said
+    assert "1 of 4 points has not finished yet." in said
+
+
+def learned(accuracy: float, point: Point) -> Made:
+    last = accuracy + 0.001 * point.repeat
+    return Made(epochs=[{"train_loss": 1.0, "valid_accuracy": 0.6}, {"train_loss": 0.5, "valid_accuracy": last}])
+
+
+def test_a_sweep_says_where_each_rule_breaks(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        batch, rule = point.values["batch.global"], point.values["schedule.scaling"]
+        if rule == "linear" and batch >= 1024:
+            return learned(0.1, point)
+        return learned(0.97 if batch == 4096 else 0.99, point)
+
+    axes = {"batch.global": [64, 1024, 4096], "schedule.scaling": ["linear", "sqrt"], "schedule.warmup_epochs": [0, 1]}
+    said = sentences(sweep_study(tmp_path / "s", made, axes))
+    assert (
+        "Linear scaling without warm-up: training collapses at a global batch of 1,024 and beyond, in every run."
+        in said
+    )
+    assert (
+        "Training holds over every global batch up to 4,096, the largest tried: "
+        "sqrt scaling without warm-up; sqrt scaling with 1 epoch of warm-up." in said
+    )
+    assert "Validation accuracy falls as the global batch grows: from 99.2 % at 64 to 97.2 % at 4,096 with sqrt" in said
+    assert "5 other settings are as good within the range of runs." in said
+
+
+def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        return learned(0.1 if point.values["batch.global"] == 256 and point.repeat == 1 else 0.9, point)
+
+    said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 256]}, 3))
+    assert "All runs: some runs collapse, by global batch: 1 of 3 at 256." in said
+
+
+def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        early, late = (0.96, 0.97) if point.values["optim.name"] == "lamb" else (0.5, 0.96)
+        return Made(epochs=[{"valid_accuracy": early}, {"valid_accuracy": late}])
+
+    goal = Goal("target", metric="valid_accuracy", target=0.95)
+    said = sentences(sweep_study(tmp_path / "s", made, {"optim.name": ["lamb", "sgd"]}, 2, goal))
+    assert "Lamb reaches a validation accuracy of 95.0 % in the fewest steps: 25." in said
+
+
+@pytest.mark.parametrize("made", [lambda _: None])
+def test_a_study_that_has_not_run_concludes_nothing_but_that(tmp_path: Path, made) -> None:
+    assert sentences(scale_study(tmp_path / "s", made)) == "4 of 4 points have not finished yet."

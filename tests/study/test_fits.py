@@ -1,0 +1,90 @@
+"""Laws of scaling are found again in data that follows them, and intervals hold what they should."""
+
+import numpy as np
+import pytest
+
+from tutti.study.fits import (
+    Estimate,
+    draw_medians,
+    estimate,
+    fit_amdahl,
+    fit_communication,
+    fit_gustafson,
+    median_of_runs,
+    ring_volume,
+)
+
+RANKS = (1, 2, 4, 8, 16)
+
+
+def repeated(values: dict[int, float]) -> dict[int, np.ndarray]:
+    return {ranks: np.full(10, value) for ranks, value in values.items()}
+
+
+@pytest.mark.parametrize("ranks", [RANKS, RANKS[1:]])
+def test_amdahls_serial_fraction_is_found_whatever_the_smallest_number_of_ranks(ranks: tuple[int, ...]) -> None:
+    speeds = {n: 700 / (0.07 + 0.93 / n) for n in ranks}
+    found = fit_amdahl(speeds, repeated(speeds))
+    assert found is not None
+    assert found.law == "Amdahl"
+    assert found.fraction.value == pytest.approx(0.07)
+    assert found.residual == pytest.approx(0, abs=1e-9)
+
+
+def test_gustafsons_serial_fraction_is_found() -> None:
+    speeds = {n: 700 * (0.2 + 0.8 * n) for n in RANKS}
+    found = fit_gustafson(speeds, repeated(speeds))
+    assert found is not None
+    assert found.fraction.value == pytest.approx(0.2)
+    assert (found.fraction.low, found.fraction.high) == pytest.approx((0.2, 0.2))
+
+
+def test_perfect_scaling_has_no_serial_fraction() -> None:
+    speeds = {n: 700.0 * n for n in RANKS}
+    for fit in (fit_amdahl, fit_gustafson):
+        found = fit(speeds, repeated(speeds))
+        assert found is not None
+        assert found.fraction.value == pytest.approx(0, abs=1e-12)
+
+
+def test_latency_and_volume_of_communication_are_found_and_one_rank_is_left_out() -> None:
+    seconds = {n: 0.002 + 0.005 * ring_volume(n) for n in RANKS} | {1: 0.0}
+    found = fit_communication(seconds, repeated(seconds))
+    assert found is not None
+    assert found.latency_seconds.value == pytest.approx(0.002)
+    assert found.volume_seconds.value == pytest.approx(0.005)
+    assert found.seconds(32) == pytest.approx(0.002 + 0.005 * 62 / 32)
+
+
+def test_one_number_of_ranks_is_too_few_for_a_fit() -> None:
+    assert fit_amdahl({2: 1.0}, repeated({2: 1.0})) is None
+    assert fit_communication({1: 0.0, 2: 1.0}, repeated({1: 0.0, 2: 1.0})) is None
+
+
+def test_a_fit_of_noisy_speeds_holds_the_truth_in_its_interval() -> None:
+    generator = np.random.default_rng(1)
+    runs = {n: [(700 / (0.07 + 0.93 / n)) * generator.normal(1, 0.02, 30) for _ in range(3)] for n in RANKS}
+    draws = {n: draw_medians([list(windows) for windows in each], n) for n, each in runs.items()}
+    found = fit_amdahl({n: median_of_runs([list(w) for w in each]) for n, each in runs.items()}, draws)
+    assert found is not None
+    assert found.fraction.low < 0.07 < found.fraction.high
+    assert found.fraction.high - found.fraction.low < 0.02
+
+
+def test_draws_are_the_same_every_time_and_spread_over_runs_and_windows() -> None:
+    runs = [[10.0, 11.0, 12.0], [20.0, 21.0, 22.0]]
+    draws = draw_medians(runs, 4)
+    assert np.array_equal(draws, draw_medians(runs, 4))
+    assert draws.min() < 12
+    assert draws.max() > 20
+    assert median_of_runs(runs) == 16
+
+
+def test_windows_that_are_all_equal_have_no_width() -> None:
+    assert estimate(5.0, draw_medians([[5.0] * 4], 1)) == Estimate(5.0, 5.0, 5.0)
+
+
+def test_estimates_differ_only_beyond_their_intervals() -> None:
+    assert Estimate(3, 2.5, 3.5).is_above(Estimate(2, 1.9, 2.4))
+    assert not Estimate(3, 2.3, 3.5).is_above(Estimate(2, 1.9, 2.4))
+    assert Estimate(0.7, 0.6, 0.79).is_below(0.8)

@@ -1,0 +1,121 @@
+"""`tutti board`: TensorBoard on a folder of runs, under names that can be read."""
+
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from tutti.errors import FolderError, LaunchError
+from tutti.launch.parents import end_with_parent
+from tutti.records.board import FOLDER, find_events, link_events
+
+_FIRST_PORT, _PORTS = 6006, 20
+_START_SECONDS = 120.0
+_LOOK_SECONDS = 10.0  # between looks for new runs
+
+
+def board(out: Path, port: int | None, dry_run: bool) -> None:
+    """Show the runs in TensorBoard until it is ended; runs that begin meanwhile join."""
+    events = _events(out)
+    port = _free_port() if port is None else _checked_port(port)
+    links = out / FOLDER
+    words = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(links),
+        "--host",
+        "localhost",
+        "--port",
+        f"{port}",
+    ]
+    if dry_run:
+        print("\n".join([*events, shlex.join(words)]))
+        return
+    _link(links, events)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=said, preexec_fn=end_with_parent)
+        try:
+            _wait_until_it_answers(process, port, said)
+            print(f"{len(events)} run(s) of {out}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
+            _follow(process, out, links, said)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _events(out: Path) -> dict[str, Path]:
+    if not out.is_dir():
+        raise FolderError(f"{out}: no such folder of runs. Train something first, or name the folder.")
+    events = find_events(out)
+    if not events:
+        raise FolderError(f"{out} holds no run with TensorBoard's events: train one with log.tensorboard=true.")
+    return events
+
+
+def _link(links: Path, events: dict[str, Path]) -> None:
+    try:
+        link_events(links, events)
+    except OSError as error:
+        raise FolderError(f"{links}: links to the runs cannot be made there: {error.strerror or error}.") from error
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not _is_taken(port):
+        if process.poll() is not None:
+            raise LaunchError(f"TensorBoard did not start: {_last_line(said)}")
+        if time.monotonic() > deadline:
+            raise LaunchError(f"TensorBoard did not answer within {_START_SECONDS:.0f} s: {_last_line(said)}")
+        time.sleep(0.1)
+
+
+def _follow(process: subprocess.Popen[bytes], out: Path, links: Path, said: IO[str]) -> None:
+    """Link runs that are new until TensorBoard ends."""
+    while True:
+        try:
+            code = process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            _link(links, find_events(out))
+            continue
+        if code:
+            raise LaunchError(f"TensorBoard ended with code {code}: {_last_line(said)}")
+        return
+
+
+def _last_line(said: IO[str]) -> str:
+    said.seek(0)
+    lines = said.read().strip().splitlines()
+    return lines[-1] if lines else "it has said nothing."
+
+
+def _checked_port(port: int) -> int:
+    if not 0 < port < 65536:
+        raise LaunchError(f"--port {port}: expected a number from 1 to 65535.")
+    if _is_taken(port):
+        raise LaunchError(f"--port {port} is taken by another program: choose another, or leave --port out.")
+    return port
+
+
+def _free_port() -> int:
+    last = _FIRST_PORT + _PORTS - 1
+    for port in range(_FIRST_PORT, last + 1):
+        if not _is_taken(port):
+            return port
+    raise LaunchError(f"the ports {_FIRST_PORT} to {last} are all taken: choose another with --port.")
+
+
+def _is_taken(port: int) -> bool:
+    """Whether somebody answers there."""
+    try:
+        socket.create_connection(("localhost", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

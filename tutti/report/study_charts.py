@@ -1,0 +1,109 @@
+"""Charts as plain data: what a page draws with plotly and a paper's pictures with matplotlib is the same."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tutti.study.analysis import Analysis
+from tutti.study.numbers import metric_number
+
+# Okabe and Ito's colours, told apart by all eyes, on white and on black; marks and dashes for print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
+NEUTRAL = -1  # no curve's own colour, for lines of orientation
+LABELLED_TICKS = 12
+
+Number = float | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study with the name that it has in legends."""
+
+    name: str
+    analysis: Analysis
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows."""
+
+    title: str
+    log: bool = False
+    percent: bool = False
+    ticks: tuple[float, ...] = ()  # where the values are few and known
+    least: float | None = None  # where it begins
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one kind, or the bars of one part."""
+
+    name: str
+    x: Sequence[float | str]
+    y: Sequence[Number]
+    texts: Sequence[str] = ()  # what a point says of itself
+    low: Sequence[Number] | None = None  # ends of the intervals
+    high: Sequence[Number] | None = None
+    colour: int = 0
+    style: int = 0  # of mark and dash
+    line: bool = True
+    marks: bool = True
+    faint: bool = False
+    crossed: bool = False  # points that stand for no good value
+    group: str = ""  # shown and hidden together
+    in_legend: bool = True
+    other_x: Sequence[float] | None = None  # along the chart's other axis
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    curves: tuple[Curve, ...]
+    kind: Literal["curves", "bars"] = "curves"
+    other_axis: Axis | None = None  # a second way to lay the points out along x
+    switch: tuple[str, str] = field(default=("", ""))  # the names of both ways
+
+
+def colour_of(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def tick_words(tick: float) -> str:
+    """A number at an axis."""
+    return f"{tick:,.0f}" if float(tick).is_integer() else f"{tick:g}"
+
+
+def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> Axis:
+    """An axis with a tick at each value; logarithmic where they span much."""
+    ticks = tuple(sorted(set(values)))
+    if log is None:
+        log = bool(ticks) and ticks[0] > 0 and ticks[-1] / ticks[0] >= 8
+    log = log and bool(ticks) and ticks[0] > 0
+    return Axis(title, log, ticks=ticks if len(ticks) <= LABELLED_TICKS else ())
+
+
+def log_axis(title: str, values: Sequence[Number]) -> Axis:
+    """A logarithmic axis with round numbers as ticks: powers of ten, or as many more as it takes to have three."""
+    known = [value for value in values if value is not None and value > 0]
+    if not known:
+        return Axis(title)
+    first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
+        inside = [tick for tick in ticks if 0.7 * min(known) <= tick <= 1.4 * max(known)]
+        if len(inside) > 2:
+            return Axis(title, log=True, ticks=tuple(inside))
+    return Axis(title, log=True)
+
+
+def metric_axis(metric: str, title: str) -> Axis:
+    """An axis of a metric, in percent where it is a share."""
+    return Axis(title, percent=metric_number(metric, 0.5).endswith("%"))

@@ -1,0 +1,125 @@
+"""What a study shows in figures: runs by setting, and for a study of ranks speed-up, efficiency and their fits.
+
+Light: imports no torch.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tutti.study.definition import Definition
+from tutti.study.efficiency import Scaling, measure_scaling
+from tutti.study.outcome import Outcome
+from tutti.study.run_figures import RunFigures, Summary, find_outliers, read_figures, summarise
+
+_FAR = 0.05  # of the speed: an outlier among repeats is at least as far away
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ by their repeat and seed alone."""
+
+    values: Mapping[str, Any]  # what is varied, by key
+    ranks: int
+    runs: tuple[RunFigures, ...]
+
+    @property
+    def finished(self) -> tuple[RunFigures, ...]:
+        return tuple(run for run in self.runs if run.outcome.is_finished)
+
+    @property
+    def ended(self) -> tuple[RunFigures, ...]:
+        """Runs that say how training went: finished, or broken off with a loss that is not finite."""
+        return tuple(run for run in self.runs if run.outcome.is_finished or run.collapse)
+
+    @property
+    def collapsed(self) -> tuple[RunFigures, ...]:
+        return tuple(run for run in self.runs if run.collapse)
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        return next((run.outcome.plan for run in self.runs if run.outcome.plan), {})
+
+    @property
+    def speed(self) -> Summary | None:
+        """Samples/s over repeats, each the median of its windows."""
+        return summarise([run.speed.median for run in self.finished if run.speed])
+
+    def final(self, metric: str) -> Summary | None:
+        return summarise([run.final[metric] for run in self.finished if metric in run.final])
+
+    def best(self, metric: str) -> Summary | None:
+        return summarise([run.best[metric] for run in self.finished if metric in run.best])
+
+    def seconds_to_goal(self) -> Summary | None:
+        return summarise([run.reached.seconds for run in self.finished if run.reached])
+
+    def steps_to_goal(self) -> Summary | None:
+        return summarise([run.reached.step for run in self.finished if run.reached])
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A study in figures."""
+
+    definition: Definition
+    settings: tuple[Setting, ...]
+    metric: str | None  # the one that tells how well a run learned
+    scaling: Scaling | None  # of a study of ranks that has finished runs
+
+    @property
+    def runs(self) -> tuple[RunFigures, ...]:
+        return tuple(run for setting in self.settings for run in setting.runs)
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys that differ between settings."""
+        keys = dict.fromkeys(itertools.chain.from_iterable(setting.values for setting in self.settings))
+        return [key for key in keys if len({_plain(setting.values.get(key)) for setting in self.settings}) > 1]
+
+
+def analyse(definition: Definition, outcomes: Sequence[Outcome]) -> Analysis:
+    """All figures of a study; points that failed or have not run are kept without figures."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_plain([outcome.point.ranks, dict(outcome.point.values)]), []).append(outcome)
+    settings = [_setting(definition, group) for group in groups.values()]
+    settings.sort(key=lambda setting: (setting.ranks, [_order(value) for value in setting.values.values()]))
+    scaling = measure_scaling(definition, outcomes) if definition.kind == "scale" else None
+    return Analysis(definition, tuple(settings), _metric(definition, outcomes), scaling)
+
+
+def _setting(definition: Definition, group: Sequence[Outcome]) -> Setting:
+    runs = [read_figures(outcome, definition.goal) for outcome in sorted(group, key=lambda each: each.point.repeat)]
+    timed = [run for run in runs if run.speed]
+    speeds = [run.speed.median for run in timed if run.speed]
+    marked = {run.id for run, is_marked in zip(timed, find_outliers(speeds, _FAR), strict=True) if is_marked}
+    runs = [dataclasses.replace(run, is_outlier=run.id in marked) for run in runs]
+    return Setting(group[0].point.values, group[0].point.ranks, tuple(runs))
+
+
+def _metric(definition: Definition, outcomes: Sequence[Outcome]) -> str | None:
+    """The goal's metric, else the accuracy, else any other of validation, else its loss."""
+    if definition.goal.metric is not None:
+        return definition.goal.metric
+    found = dict.fromkeys(name for each in outcomes for epoch in each.epochs[-1:] for name in epoch.metrics)
+    names = sorted(
+        (name for name in found if name.startswith("valid_")),
+        key=lambda name: (name != "valid_accuracy", name.endswith("loss"), name),
+    )
+    return names[0] if names else None
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    """Nothing first, then numbers by their size, then words by the alphabet."""
+    if value in (None, "none"):
+        return 0, 0.0, ""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (1, float(value), "") if is_number else (2, 0.0, str(value))

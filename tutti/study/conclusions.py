@@ -1,0 +1,178 @@
+"""What a study shows in plain sentences, each drawn by rule, and only where the numbers bear it beyond their intervals.
+
+Light: imports no torch.
+"""
+
+from tutti.study.analysis import Analysis
+from tutti.study.comparison import compare_studies
+from tutti.study.efficiency import ScalePoint, Scaling
+from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between, times
+from tutti.study.sweep_conclusions import conclude_sweep
+
+GOOD = 0.8  # efficiency
+_WORTH_A_WORD = 0.05  # of a step: what a loss must be to be explained
+_GOOD_FIT = 0.1  # a residual with which a law describes what was measured
+
+
+def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
+    """The sentences of a study, and of how it differs from another."""
+    sentences = conclude_scaling(analysis.scaling) if analysis.scaling else []
+    if analysis.definition.kind == "sweep":
+        sentences += conclude_sweep(analysis)
+    else:
+        sentences += _solution(analysis)
+    if other is not None:
+        sentences += compare_studies(analysis, other)
+    return sentences + _exceptions(analysis)
+
+
+def conclude_scaling(scaling: Scaling) -> list[str]:
+    """How far efficiency holds, what takes it, how much is gained, and what the laws say."""
+    if len(scaling.points) == 1:
+        return [f"Runs finished on {_ranks(scaling.points[0].ranks)} alone: efficiency needs two numbers of ranks."]
+    found = [_efficiency(scaling), _loss(scaling), _speedup(scaling), _serial(scaling), _communication(scaling)]
+    return [sentence for sentence in found if sentence]
+
+
+def _efficiency(scaling: Scaling) -> str:
+    """How far it stays above GOOD, and what is there beyond."""
+    base, *more = scaling.points
+    held = [base]
+    for point in more:
+        if not point.efficiency.is_above(GOOD):
+            break
+        held.append(point)
+    rest = more[len(held) - 1 :]
+    if not rest:
+        last = more[-1]
+        return (
+            f"Efficiency stays above {percent(GOOD)} up to {last.ranks} ranks, the most that were measured: "
+            f"{percent_between(last.efficiency)} there."
+        )
+    holds = f"Efficiency stays above {percent(GOOD)} up to {_ranks(held[-1].ranks)}; " if len(held) > 1 else ""
+    if not rest[0].efficiency.is_below(GOOD):
+        where = "at" if holds else "At"
+        close = (
+            f"{where} {rest[0].ranks} {'it' if holds else 'ranks efficiency'} is {percent_between(rest[0].efficiency)}"
+        )
+        return f"{holds}{close}, too close to {percent(GOOD)} to tell."
+    last = rest[-1]
+    if holds:
+        return f"{holds}beyond, it falls to {percent_between(last.efficiency)} at {last.ranks}{_exposed(last, base)}."
+    return (
+        f"Efficiency is below {percent(GOOD)} from {rest[0].ranks} ranks on: "
+        f"{percent_between(last.efficiency)} at {last.ranks}{_exposed(last, base)}."
+    )
+
+
+def _exposed(point: ScalePoint, base: ScalePoint) -> str:
+    """What communication takes, where it is more than on the smallest number of ranks."""
+    mine, before = (each.share_estimates.get("communication") for each in (point, base))
+    if mine is None or before is None or not mine.is_above(before):
+        return ""
+    return f", where exposed communication takes {percent(mine.value)} of the step"
+
+
+def _loss(scaling: Scaling) -> str | None:
+    """Which part of a step takes most of what is lost on the largest number of ranks."""
+    base, last = scaling.points[0], scaling.points[-1]
+    if not last.efficiency.is_below(1 - _WORTH_A_WORD) or not (base.shares and last.shares):
+        return None
+    if not (base.step_seconds and last.step_seconds and base.per_rank_batch and last.per_rank_batch):
+        return None
+    work = last.per_rank_batch / base.per_rank_batch
+    lost = last.step_seconds - base.step_seconds * work
+    parts = {
+        part: last.shares[part] * last.step_seconds - base.shares[part] * base.step_seconds * work
+        for part in base.shares
+    }
+    largest = max(parts, key=lambda part: parts[part])
+    now, before = last.seconds(largest), base.seconds(largest)
+    if now is None or before is None or now.low <= work * before.high or parts[largest] < lost / 2:
+        return None
+    of_it = "all" if parts[largest] > 0.995 * lost else percent(parts[largest] / lost)
+    return (
+        f"A step on {last.ranks} ranks takes {duration(last.step_seconds)}, {duration(lost)} more than with "
+        f"{'perfect' if base.ranks == 1 else 'the same'} efficiency; {of_it} of that is {largest}."
+    )
+
+
+def _speedup(scaling: Scaling) -> str:
+    base, last = scaling.points[0], scaling.points[-1]
+    if last.speedup.is_below(1.0):
+        return f"{_ranks(last.ranks).capitalize()} are slower than {base.ranks}: {times(last.speedup)} the samples/s."
+    if not last.speedup.is_above(1.0):
+        pair = f"{last.ranks} ranks are faster than {base.ranks}"
+        return f"Whether {pair} cannot be told: {times(last.speedup)} the samples/s."
+    return f"{last.ranks} ranks have {times(last.speedup)} the samples/s of {base.ranks}."
+
+
+def _serial(scaling: Scaling) -> str | None:
+    serial = scaling.serial
+    if serial is None or serial.residual > _GOOD_FIT or len(scaling.points) < 3:
+        return None
+    if not serial.fraction.is_above(0.0):
+        most = percent(max(serial.fraction.high, 0), 1)
+        return f"By {serial.law}'s law no serial fraction can be told from none: at most {most}."
+    limit = ""
+    if serial.law == "Amdahl":
+        limit = f", which no number of ranks makes more than {1 / serial.fraction.value:.3g} times as fast as one"
+    return f"By {serial.law}'s law {percent_between(serial.fraction, 1)} of the work is serial{limit}."
+
+
+def _communication(scaling: Scaling) -> str | None:
+    fit = scaling.communication
+    if fit is None or not fit.volume_seconds.is_above(0.0) or fit.residual > _GOOD_FIT:
+        return None
+    latency = max(fit.latency_seconds.value, 0.0)
+    plus = f"{duration(latency)} + " if fit.latency_seconds.is_above(0.0) else ""
+    return f"Exposed communication on n ranks is {plus}{duration(fit.volume_seconds.value)} x 2 (n - 1) / n a step."
+
+
+def _solution(analysis: Analysis) -> list[str]:
+    """The time to the goal on the smallest and on the fastest number of ranks."""
+    goal = analysis.definition.goal
+    known = [(setting, found) for setting in analysis.settings if (found := setting.seconds_to_goal())]
+    if len(known) < 2:
+        return []
+    (first, slow), (best, fast) = known[0], min(known, key=lambda each: each[1].median)
+    if fast.high >= slow.low:
+        return []
+    to = "finish training"
+    if goal.metric and goal.target is not None:
+        to = f"reach a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+    ratio = slow.median / fast.median
+    return [
+        f"To {to}, {_ranks(best.ranks)} take{'s' if best.ranks == 1 else ''} {duration(fast.median)} and "
+        f"{_ranks(first.ranks)} {duration(slow.median)}: {ratio:.2f} times as fast."
+    ]
+
+
+def _exceptions(analysis: Analysis) -> list[str]:
+    """What is missing or strange: points that failed or have not run, and outliers."""
+    runs = analysis.runs
+    failed = [run for run in runs if run.outcome.state.state == "failed"]
+    missing = [run for run in runs if run.outcome.state.state in ("waiting", "running", "submitted")]
+    strange = [run.id for run in runs if run.is_outlier]
+    windows = sum(len(run.outlier_windows) for run in runs)
+    found = []
+    if failed:
+        found.append(
+            f"{len(failed)} of {len(runs)} points failed: {', '.join(run.id for run in failed[:6])}{_more(failed)}."
+        )
+    if missing:
+        found.append(f"{len(missing)} of {len(runs)} points ha{'s' if len(missing) == 1 else 've'} not finished yet.")
+    if strange:
+        found.append(f"Outliers among repeats, marked and kept: {', '.join(strange[:6])}{_more(strange)}.")
+    if windows:
+        among = sum(run.speed.n for run in runs if run.speed)
+        found.append(f"{count(windows)} of {count(among)} log windows are outliers in their run; they are kept.")
+    return found
+
+
+def _more(found: list) -> str:
+    return f" and {len(found) - 6} more" if len(found) > 6 else ""
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"

@@ -1,0 +1,150 @@
+"""How the ranks of a point are started: on this machine, or as a step of the allocation that this process is in.
+
+Light: imports no torch.
+"""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tutti.errors import LaunchError
+from tutti.launch.launch_lines import launch_line
+from tutti.launch.resources import Wishes, settle
+from tutti.launch.site import load_site
+from tutti.runtime.discovery import discover
+from tutti.runtime.environments.slurm import tasks_per_node
+
+_TUTTI = [sys.executable, "-m", "tutti"]
+_NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE")
+
+
+class Executor(Protocol):
+    """A way to start ranks."""
+
+    @property
+    def most(self) -> int | None:
+        """Ranks that there is room for, where that is known."""
+        ...
+
+    def command(self, folder: Path, ranks: int) -> list[str]:
+        """What trains in a run folder on a number of ranks."""
+        ...
+
+    def describe(self) -> str:
+        """For people: where the ranks are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Ranks on this machine."""
+
+    most: int | None = None
+
+    def command(self, folder: Path, ranks: int) -> list[str]:
+        return [*_TUTTI, "train", str(folder), "-n", str(ranks)]
+
+    def describe(self) -> str:
+        return "on this machine"
+
+
+@dataclass(frozen=True)
+class SlurmSteps:
+    """Ranks on the nodes of a Slurm job, each point a step of it."""
+
+    sizes: tuple[int, ...]  # ranks on each node
+    cores_per_rank: int | None = None
+
+    @property
+    def most(self) -> int:
+        return sum(self.sizes)
+
+    def command(self, folder: Path, ranks: int) -> list[str]:
+        per_node = min(ranks, max(self.sizes))
+        nodes = self._nodes(ranks)
+        wishes = Wishes(nodes=nodes, ranks=ranks, ranks_per_node=per_node, cores_per_rank=self.cores_per_rank)
+        site = load_site("slurm", None)
+        line = launch_line(site, settle(wishes, site, folder.name), ())
+        return [*shlex.split(line), *_TUTTI, "train", str(folder)]
+
+    def describe(self) -> str:
+        return f"as steps on {len(self.sizes)} nodes of this Slurm job"
+
+    def _nodes(self, ranks: int) -> int:
+        """The fewest nodes that have room for the ranks, the largest first."""
+        room = 0
+        for number, size in enumerate(sorted(self.sizes, reverse=True), start=1):
+            room += size
+            if room >= ranks:
+                return number
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class MpiSteps:
+    """Ranks on the hosts of an allocation that mpirun knows."""
+
+    hosts: int
+    ranks_per_node: int
+
+    @property
+    def most(self) -> int:
+        return self.hosts * self.ranks_per_node
+
+    def command(self, folder: Path, ranks: int) -> list[str]:
+        return ["mpirun", "-np", str(ranks), *_TUTTI, "train", str(folder)]
+
+    def describe(self) -> str:
+        return f"by mpirun on {self.hosts} hosts of this allocation"
+
+
+def choose_executor(env: Mapping[str, str], ranks_per_node: int | None = None) -> Executor:
+    """Steps where this process is in an allocation of several nodes, ranks of this machine otherwise."""
+    placement = discover(env)
+    if placement.world_size > 1:
+        raise LaunchError(
+            f"{placement.launcher} has started {placement.world_size} ranks of this command: a study starts the ranks "
+            "of its points itself. Call it once, without a launcher."
+        )
+    nodes = int(env.get("SLURM_JOB_NUM_NODES", 1))
+    # Only on a node of the job has Slurm told its name: the shell of salloc may be on the login host.
+    if "SLURM_JOB_ID" in env and (nodes > 1 or "SLURMD_NODENAME" not in env):
+        sizes = tasks_per_node(env.get("SLURM_TASKS_PER_NODE", f"1(x{nodes})"))
+        cores = env.get("SLURM_CPUS_PER_TASK", "")
+        own = tuple([ranks_per_node] * len(sizes) if ranks_per_node else sizes)
+        return SlurmSteps(own, int(cores) if cores.isdecimal() and not ranks_per_node else None)
+    file = next((env[name] for name in _NODE_FILES if name in env), None)
+    if file is not None and Path(file).is_file():
+        hosts = Counter(Path(file).read_text().split())
+        if len(hosts) > 1:
+            return MpiSteps(len(hosts), ranks_per_node or max(hosts.values()))
+    if ranks_per_node is not None:
+        raise LaunchError(
+            f"--ranks-per-node {ranks_per_node}: there is one node here, and no allocation of several. "
+            "Leave it out, or submit the points as jobs with --on."
+        )
+    return Local()
+
+
+def check_room(executor: Executor, ranks: int) -> None:
+    """Refuse more ranks than an allocation has room for."""
+    if executor.most is not None and ranks > executor.most:
+        raise LaunchError(
+            f"{ranks} ranks {executor.describe()}: expected {executor.most} at most. Ask for fewer ranks, say how many "
+            "a node takes with --ranks-per-node, or get a larger allocation."
+        )
+
+
+def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a point; what the job says of ranks on a node is not true of every step."""
+    return {name: value for name, value in env.items() if name not in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")}
+
+
+def as_typed(command: list[str]) -> str:
+    """A command as a user would type it."""
+    line, module = shlex.join(command), shlex.join(_TUTTI)
+    return line.replace(module, "tutti", 1)

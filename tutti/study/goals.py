@@ -1,0 +1,101 @@
+"""How far the points of a study go, from the words of a command line; what that means for a run's recipe.
+
+Light: imports no torch.
+"""
+
+import math
+from collections.abc import Iterable
+
+from tutti.config.plan import Plan, make_plan
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError, nearest
+from tutti.study.definition import Goal
+
+STEPS, WARMUP_STEPS = 100, 20
+_WINDOWS = 10  # in which speed is measured, so that it has a spread
+
+
+def read_goal(steps: int | None, warmup: int | None, target: str | None, full: bool, timed: bool) -> Goal:
+    """The goal that was asked for, of which there is one at most; with none, speed alone where that is usual."""
+    asked = {"--steps": steps is not None, "--target": target is not None, "--full": full}
+    named = [option for option, given in asked.items() if given]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)}: expected one goal at most. Leave out all but one of them.")
+    if warmup is not None and (target is not None or full):
+        raise ConfigError(f"--warmup {warmup} with {named[0]}: expected --steps, or no goal. Leave out --warmup.")
+    if target is not None:
+        return _read_target(target)
+    if full or (steps is None and not timed):
+        return Goal("full")
+    return _timed(STEPS if steps is None else steps, WARMUP_STEPS if warmup is None else warmup)
+
+
+def check_metric(goal: Goal, config: RunConfig) -> None:
+    """Refuse a target for a metric that the recipe does not measure."""
+    known = [f"valid_{name.rpartition(':')[2]}" for name in ("loss", *config.metrics)]
+    if goal.metric is not None and goal.metric not in known:
+        raise ConfigError(
+            f"--target {goal.metric}={goal.target:g}: {config.recipe} measures {', '.join(known)}, and no "
+            f"{goal.metric!r}.{nearest(goal.metric, known)}"
+        )
+
+
+def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
+    """What a goal changes in a recipe: a run that is only timed ends early, and saves nothing."""
+    if goal.kind != "steps":
+        return
+    total = goal.warmup_steps + (goal.steps or 0)
+    yield f"max_steps={total}"
+    samples = config.data.train_samples()
+    if samples is None:
+        epochs = total  # an epoch has one step or more
+    else:
+        plan = make_plan(config, ranks, samples)
+        epochs = math.ceil(total / plan.steps_per_epoch)
+        if _learning_warmup(config, plan) > total:
+            yield f"schedule.warmup_steps={total}"
+    if epochs > config.epochs:
+        yield f"epochs={epochs}"
+    yield f"log.every_steps={window_of(goal)}"
+    yield from ("log.tensorboard=false", "log.phases=true")
+    yield from ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.best=null")
+
+
+def window_of(goal: Goal) -> int:
+    """The steps of a log window in a run that is only timed."""
+    return max(1, (goal.steps or 0) // _WINDOWS)
+
+
+def describe(goal: Goal) -> str:
+    """For people: how far a point goes."""
+    if goal.kind == "steps":
+        return f"{goal.steps} steps after {goal.warmup_steps} of warm-up"
+    if goal.kind == "target":
+        return f"the whole recipe, and when it comes to {goal.metric}={goal.target:g}"
+    return "the whole recipe"
+
+
+def _learning_warmup(config: RunConfig, plan: Plan) -> int:
+    """The steps over which the learning rate rises."""
+    wish = config.schedule
+    return wish.warmup_steps or round((wish.warmup_epochs or 0) * plan.steps_per_epoch)
+
+
+def _timed(steps: int, warmup: int) -> Goal:
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: expected 1 or more. Try --steps {STEPS}.")
+    if warmup < 0:
+        raise ConfigError(f"--warmup {warmup}: expected 0 or more. Try --warmup {WARMUP_STEPS}.")
+    window = window_of(Goal("steps", steps))
+    return Goal("steps", steps, math.ceil(warmup / window) * window)  # no window is half warm-up
+
+
+def _read_target(text: str) -> Goal:
+    metric, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not metric or not math.isfinite(number):
+        raise ConfigError(f"--target {text!r}: expected METRIC=NUMBER, for example valid_accuracy=0.95.")
+    return Goal("target", metric=metric, target=number)

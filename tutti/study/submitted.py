@@ -1,0 +1,92 @@
+"""Studies whose points are jobs of a scheduler, one after another; how they stand is asked when somebody looks.
+
+Light: imports no torch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tutti.launch.following import Status, look
+from tutti.launch.resources import Wishes, settle
+from tutti.launch.schedulers import scheduler_of
+from tutti.launch.site import load_site
+from tutti.launch.submission import Submission, require_scheduler, submit_job, write_job
+from tutti.records.jobs import read_job
+from tutti.records.record import now
+from tutti.study.checking import Checked
+from tutti.study.definition import Definition, State, StudyFolder, read_state, write_state
+from tutti.study.processes import reason_of
+
+_MAX_REQUEUES = 10
+
+
+def prepare_jobs(recipe: str, checked: Sequence[Checked], on: str, wishes: Wishes) -> list[Submission]:
+    """A job for each point, everything checked that can be known before it runs."""
+    site = load_site(on, Path(recipe).parent if Path(recipe).is_file() else None)
+    require_scheduler(site)
+    jobs = []
+    for each in checked:
+        ranks = each.point.ranks
+        per_node = min(ranks, wishes.ranks_per_node or site.gpus_per_node or 1)
+        own = replace(wishes, nodes=math.ceil(ranks / per_node), ranks=ranks, ranks_per_node=per_node)
+        resources = settle(own, site, f"{each.config.recipe}-{each.point.id}")
+        jobs.append(Submission(recipe, each.config, site, resources, _MAX_REQUEUES, preflight=False))
+    return jobs
+
+
+def write_jobs(folder: StudyFolder, definition: Definition, jobs: Sequence[Submission]) -> None:
+    """Put the job script of each point into its folder."""
+    for point, job in zip(definition.points, jobs, strict=True):
+        write_job(job, folder.run(point.id))
+
+
+def submit_missing(folder: StudyFolder, definition: Definition, retry: bool = False) -> list[str]:
+    """Submit the points that wait, each after the end of the one before; their ids."""
+    last, submitted = None, []
+    for point in definition.points:
+        state = read_state(folder, point.id)
+        if state.state in ("submitted", "running"):
+            last = state.job
+        elif state.state == "waiting" or (state.state == "failed" and retry):
+            run = folder.run(point.id)
+            last = submit_job(run, after=last)
+            line = f"{scheduler_of(read_job(run).scheduler).SUBMIT} {run.job_script}"
+            attempts = state.attempts + 1
+            write_state(
+                folder, point.id, State("submitted", attempts=attempts, started=now(), launch_line=line, job=last)
+            )
+            submitted.append(point.id)
+    return submitted
+
+
+def look_at_jobs(folder: StudyFolder, definition: Definition) -> None:
+    """Note how the jobs of a study stand."""
+    for point in definition.points:
+        state = read_state(folder, point.id)
+        if state.state in ("submitted", "running"):
+            write_state(folder, point.id, judge(state, look(folder.run(point.id))))
+
+
+def judge(state: State, status: Status) -> State:
+    """How a point stands whose job stands as it does."""
+    if status.state == "complete":
+        return replace(state, state="finished", ended=_ended(status), reason=None)
+    if status.known is not None and not status.known.is_over:
+        return replace(state, state="running" if status.known.state in ("running", "ending") else "submitted")
+    if status.state == "waiting":  # between two starts
+        return replace(state, state="submitted")
+    return replace(state, state="failed", ended=_ended(status), reason=_reason(status))
+
+
+def _ended(status: Status) -> str:
+    return (status.job.attempts[-1].ended if status.job.attempts else None) or now()
+
+
+def _reason(status: Status) -> str:
+    """The last error that the job has printed, or what its scheduler says."""
+    last = status.job.attempts[-1] if status.job.attempts else None
+    if status.state == "failed" and last is not None and last.code:
+        return reason_of(last.code, status.folder.logs / f"job-{last.id}.out")
+    return f"its job is {status.state}" if status.state == "cancelled" else f"its job {status.state}"

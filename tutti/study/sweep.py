@@ -1,0 +1,149 @@
+"""Sweeps: every combination of some values of a recipe, with several seeds.
+
+Light: imports no torch.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tutti.config.load import resolve
+from tutti.config.recipes import parse_yaml
+from tutti.config.run import RunConfig
+from tutti.errors import ConfigError
+from tutti.study.checking import Checked, Fault, complete_all, show, tell_faults
+from tutti.study.definition import Goal, Point
+
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key of the recipe and the values that it takes, as they were written."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is varied, with how many seeds, on how many ranks, and in passes of how many samples."""
+
+    axes: tuple[Axis, ...]
+    seeds: int = 1
+    ranks: int = 1
+    micro: int | None = None
+
+
+def read_axes(given: Sequence[str]) -> tuple[Axis, ...]:
+    """`batch.global=64,256` and the like, each key once."""
+    axes = tuple(map(_read_axis, given))
+    if not axes:
+        raise ConfigError(
+            "a sweep without --set has one point: expected what to vary, as in --set batch.global=64,256."
+        )
+    for key, times in Counter(axis.key for axis in axes).items():
+        if times > 1:
+            raise ConfigError(
+                f"--set {key}=... is given {times} times: expected each key once, with all of its values."
+            )
+    return axes
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas that stand outside of brackets, braces and quotes."""
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += (letter in "[{") - (letter in "]}") if not quote else 0
+        if letter == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
+def sweep_points(
+    recipe: str, overrides: Sequence[str], grid: Grid, goal: Goal, skip_impossible: bool
+) -> tuple[list[Checked], list[Fault]]:
+    """The points of a sweep, all combinations with one seed before the next one, and those that were left out."""
+    for option, number in (("--seeds", grid.seeds), ("-n", grid.ranks), ("--micro", grid.micro)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{option} {number}: expected 1 or more.")
+    if grid.seeds > 1 and any(axis.key == "seed" for axis in grid.axes):
+        raise ConfigError(f"--seeds {grid.seeds} with --set seed=...: expected one of them. Leave out --seeds.")
+    points = _points(recipe, overrides, grid)
+    found, faults = complete_all(recipe, overrides, goal, points)
+    if faults and not (found and skip_impossible):
+        hint = "\nLeave out what cannot be with --skip-impossible." if found else ""
+        raise ConfigError(tell_faults(faults, len(points)) + hint)
+    return found, faults
+
+
+def _points(recipe: str, overrides: Sequence[str], grid: Grid) -> list[Point]:
+    """Words that the recipe does not know are faults, and no impossible combination."""
+    combinations = list(itertools.product(*(axis.values for axis in grid.axes)))
+    points: list[list[Point]] = []
+    faults = []
+    resolve(recipe, overrides)
+    for name, values in zip(_names(combinations), combinations, strict=True):
+        chosen = {axis.key: value for axis, value in zip(grid.axes, values, strict=True)}
+        try:
+            points.append(_seeded(recipe, overrides, grid, name, chosen))
+        except ConfigError as error:
+            faults.append(Fault(" ".join(_words(chosen)), str(error)))
+    if faults:
+        raise ConfigError(tell_faults(faults, len(combinations)))
+    return [each for repeat in range(grid.seeds) for each in (of_seeds[repeat] for of_seeds in points)]
+
+
+def _seeded(recipe: str, overrides: Sequence[str], grid: Grid, name: str, chosen: Mapping[str, str]) -> list[Point]:
+    """A combination with each of its seeds."""
+    config = resolve(recipe, [*overrides, *_words(chosen)]).config
+    given = (*_words(chosen), *_passes(config, grid))
+    values = {key: parse_yaml(value, key) for key, value in chosen.items()}
+    points = []
+    for repeat in range(1, grid.seeds + 1):
+        seed = config.seed + repeat - 1
+        own = given if repeat == 1 else (*given, f"seed={seed}")
+        points.append(Point(f"{name}-r{repeat}", grid.ranks, own, values, repeat, seed))
+    return points
+
+
+def _words(chosen: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in chosen.items()]
+
+
+def _passes(config: RunConfig, grid: Grid) -> list[str]:
+    """A rank that cannot take its share at once takes it in passes; a smaller share is one pass."""
+    if grid.micro is None:
+        return []
+    share = config.batch.per_rank or (config.batch.global_batch or 0) // grid.ranks
+    return [f"batch.micro={grid.micro if share > grid.micro else 'null'}"]
+
+
+def _names(combinations: Sequence[Sequence[str]]) -> list[str]:
+    """A name for each combination that a folder may have: its values, or its number where they do not tell."""
+    names = ["_".join(re.sub(r"[^\w.]+", "-", value).strip("-") or "-" for value in values) for values in combinations]
+    if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > _LONGEST_NAME:
+        return [f"{number:03d}" for number in range(1, len(combinations) + 1)]
+    return names
+
+
+def _read_axis(text: str) -> Axis:
+    key, equals, values = text.partition("=")
+    split = split_values(values)
+    if not equals or not all(word.isidentifier() for word in key.split(".")) or not all(split):
+        raise ConfigError(
+            f"--set {text!r}: expected KEY=VALUE,VALUE,..., for example batch.global=64,256 or "
+            "model.hidden=[64],[128,64]."
+        )
+    parsed = [show(parse_yaml(value, f"--set {text!r}")) for value in split]
+    if twice := [value for value, times in Counter(parsed).items() if times > 1]:
+        raise ConfigError(f"--set {text!r} names {', '.join(twice)} twice: expected each value once.")
+    return Axis(key, tuple(split))

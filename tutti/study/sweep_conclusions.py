@@ -1,0 +1,107 @@
+"""What a sweep shows in plain sentences: where training collapses, which setting is best, what a larger batch costs.
+
+Light: imports no torch.
+"""
+
+from collections.abc import Sequence
+
+from tutti.study.analysis import Analysis, Setting
+from tutti.study.numbers import count, metric_number, metric_range, metric_words
+from tutti.study.run_figures import Summary, is_lower_better
+from tutti.study.series import Series, axis_of, axis_words, find_series, place
+
+
+def conclude_sweep(analysis: Analysis) -> list[str]:
+    """Where curves collapse or hold, the best setting, the curves that fall, the first to reach the target."""
+    axis, series = axis_of(analysis), find_series(analysis)
+    found = [*(_collapse(each, axis) for each in series), _holds(series, axis)] if axis else []
+    if analysis.metric is not None:
+        found.append(_best(analysis, analysis.metric))
+        found += [_changes(series, axis, analysis.metric)] if axis else []
+        found.append(_soonest(analysis))
+    return [sentence for sentence in found if sentence]
+
+
+def is_better(metric: str, one: Summary | None, other: Summary | None) -> bool:
+    """Whether every run of one is better than every run of the other, of two or more each."""
+    if one is None or other is None or min(one.n, other.n) < 2:
+        return False
+    return one.high < other.low if is_lower_better(metric) else one.low > other.high
+
+
+def _collapse(series: Series, axis: str) -> str | None:
+    """From where on all runs collapse, or where some do."""
+    tried = [setting for setting in series.settings if setting.ended]
+    some = [setting for setting in tried if setting.collapsed]
+    if len(tried) < 2 or not some:
+        return None
+    first = tried.index(some[0])
+    where = f"a {axis_words(axis)} of {count(place(some[0], axis))}"
+    if all(len(setting.collapsed) == len(setting.ended) for setting in tried[first:]):
+        beyond = " and beyond" if len(tried) > first + 1 else ", the largest tried"
+        return f"{_capital(series.name)}: training collapses at {where}{beyond}, in every run."
+    parts = ", ".join(f"{len(s.collapsed)} of {len(s.ended)} at {count(place(s, axis))}" for s in some)
+    return f"{_capital(series.name)}: some runs collapse, by {axis_words(axis)}: {parts}."
+
+
+def _holds(series: Sequence[Series], axis: str) -> str | None:
+    """The curves in which no run collapses, by the largest value that was tried."""
+    names: dict[float, list[str]] = {}
+    for each in series:
+        tried = [setting for setting in each.settings if setting.ended]
+        if len(tried) > 1 and not any(setting.collapsed for setting in tried):
+            names.setdefault(place(tried[-1], axis), []).append(each.name)
+    parts = [f"up to {count(most)}, the largest tried: {'; '.join(held)}" for most, held in names.items()]
+    return f"Training holds over every {axis_words(axis)} {'. Also '.join(parts)}." if parts else None
+
+
+def _best(analysis: Analysis, metric: str) -> str | None:
+    """The best setting by its mean, and how many are as good within their ranges."""
+    known = [(s, found) for s in analysis.settings if not s.collapsed and (found := s.final(metric))]
+    if len(known) < 2:
+        return None
+    sign = -1 if is_lower_better(metric) else 1
+    best, figure = max(known, key=lambda each: sign * each[1].mean)
+    near = sum(not is_better(metric, figure, found) for setting, found in known if setting is not best)
+    rest = f"; {near} other setting{'s are' if near != 1 else ' is'} as good within the range of runs" if near else ""
+    value, name = metric_range(metric, figure), _full_name(best, analysis)
+    return f"The best final {metric_words(metric)} is {value}, with {name}{rest}."
+
+
+def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
+    """What the largest value that holds costs against the smallest, curve by curve."""
+    parts = []
+    for each in series:
+        known = [(s, found) for s in each.settings if s.ended and not s.collapsed and (found := s.final(metric))]
+        if len(known) > 1 and is_better(metric, known[0][1], known[-1][1]):
+            ends = [f"{metric_number(metric, f.mean)} at {count(place(s, axis))}" for s, f in (known[0], known[-1])]
+            parts.append(f"from {ends[0]} to {ends[1]} with {each.name}")
+    moves = "rises" if is_lower_better(metric) else "falls"
+    words = f"{_capital(metric_words(metric))} {moves} as the {axis_words(axis)} grows"
+    return f"{words}: {'; '.join(parts)}." if parts else None
+
+
+def _soonest(analysis: Analysis) -> str | None:
+    """The setting that needs the fewest steps to the target, where that is plain."""
+    goal = analysis.definition.goal
+    if goal.metric is None or goal.target is None:
+        return None
+    known = [(s, found) for s in analysis.settings if (found := s.steps_to_goal()) and found.n == len(s.ended)]
+    known.sort(key=lambda each: each[1].median)
+    target = f"a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+    if not known:
+        return f"No setting reaches {target} in every run."
+    best, steps = known[0]
+    if len(known) > 1 and steps.high >= known[1][1].low:
+        return None
+    return f"{_capital(_full_name(best, analysis))} reaches {target} in the fewest steps: {count(round(steps.median))}."
+
+
+def _full_name(setting: Setting, analysis: Analysis) -> str:
+    axis = axis_of(analysis)
+    name = next(each.name for each in find_series(analysis) if setting in each.settings)
+    return f"{name} at a {axis_words(axis)} of {count(place(setting, axis))}" if axis else name
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
