@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parent.parent
 DATA = [Path(os.environ.get("TUTTI_DATA", REPOSITORY / "data")), REPOSITORY.parent / "shared" / "data"]
 DEADLINE_SECONDS = 240
 LONG = ("cluster", "frameworks", "hvd/keras", "test_docs", "test_examples", "train", "launch", "hvd/test_elastic")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
 
 

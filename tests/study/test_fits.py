@@ -80,6 +80,18 @@ def test_draws_are_the_same_every_time_and_spread_over_runs_and_windows() -> Non
     assert median_of_runs(runs) == 16
 
 
+@pytest.mark.parametrize("size", [7, 8, 30])
+def test_medians_are_drawn_as_if_windows_were(size: int) -> None:
+    generator = np.random.default_rng(3)
+    windows = generator.lognormal(size=size)
+    by_hand = np.median(windows[generator.integers(size, size=(20_000, size))], axis=1)
+    draws = draw_medians([windows.tolist()], 1, 20_000)
+    for part in (2.5, 25, 50, 75, 97.5):
+        between = np.percentile(by_hand, [part - 1.5, part + 1.5])
+        assert between[0] <= np.percentile(draws, part) <= between[1]
+    assert draws.mean() == pytest.approx(by_hand.mean(), rel=0.02)
+
+
 def test_windows_that_are_all_equal_have_no_width() -> None:
     assert estimate(5.0, draw_medians([[5.0] * 4], 1)) == Estimate(5.0, 5.0, 5.0)
 

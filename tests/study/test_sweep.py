@@ -3,6 +3,7 @@
 import pytest
 
 from tutti.errors import ConfigError
+from tutti.study.checking import describe
 from tutti.study.definition import Goal
 from tutti.study.sweep import Axis, Grid, read_axes, split_values, sweep_points
 
@@ -40,6 +41,12 @@ def test_values_may_be_lists() -> None:
     found, _ = sweep_points("digits/mlp", [], Grid(read_axes(["model.hidden=[64],[128,64]"])), FULL, False)
     assert [each.config.plain()["model"]["hidden"] for each in found] == [[64], [128, 64]]
     assert [each.point.id for each in found] == ["64-r1", "128-64-r1"]
+
+
+def test_keys_that_belong_together_vary_together() -> None:
+    found, _ = plan("optim={name: sgd, lr: 0.1},{name: adamw, lr: 1e-3}")
+    assert [(each.config.optim.name, each.config.optim.lr) for each in found] == [("sgd", 0.1), ("adamw", 0.001)]
+    assert describe(found[0].point.values) == "optim={name: sgd, lr: 0.1}"
 
 
 def test_values_that_make_no_names_are_numbered() -> None:

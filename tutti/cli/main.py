@@ -254,6 +254,7 @@ def scale(
     "    tutti sweep mnist --set batch.global=64,256,1024 --set schedule.scaling=none,linear,sqrt batch.base=64\n\n"
     "    tutti sweep digits --set optim.lr=1e-3,3e-3 --seeds 3 -n 2 --target valid_accuracy=0.95\n\n"
     "    tutti sweep digits/mlp --set model.hidden=[64],[128,64]\n\n"
+    "    tutti sweep mnist --set 'optim={name: sgd, lr: 0.01},{name: lars, lr: 1.0}' --seeds 3\n\n"
     "    tutti sweep --resume runs/studies/digits/2026-11-15_101500_sweep"
 )
 def sweep(

@@ -1,5 +1,6 @@
 """The epochs of a run summed up for its record: what each came to, the best, the time they took."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ def _entry(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """By metric, the best value and its epoch; of a loss the least is best."""
-    names = [name for name in history[-1] if name.startswith("valid_")]
+    """By metric, the best value and its first epoch; of a loss the least is best, and what is no number is none."""
     found = {}
-    for name in names:
-        values = [entry[name] for entry in history if name in entry]
-        best = min(values) if name.endswith("loss") else max(values)
-        epoch = next(entry["epoch"] for entry in history if entry.get(name) == best)
-        found[name] = {"value": best, "epoch": epoch}
+    for name in (name for name in history[-1] if name.startswith("valid_")):
+        known = [entry for entry in history if name in entry and not math.isnan(entry[name])]
+        if known:
+            sign = 1 if name.endswith("loss") else -1
+            best = min(known, key=lambda entry: sign * entry[name])
+            found[name] = {"value": best[name], "epoch": best["epoch"]}
     return found

@@ -4,7 +4,7 @@ Light: imports no torch, unless a recipe names a part of the user's own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutti.config.load import resolve
 from tutti.config.parts import UserPart
@@ -42,8 +42,7 @@ def complete(recipe: str, overrides: Sequence[str], goal: Goal, point: Point) ->
     given = (*point.overrides, *goal_overrides(goal, config, point.ranks))
     config = resolve(recipe, [*overrides, *given]).config
     check_config(config, point.ranks)
-    values = dict(vars(point)) | {"overrides": given, "seed": config.seed}
-    return Checked(Point(**values), config)
+    return Checked(replace(point, overrides=given, seed=config.seed), config)
 
 
 def check_config(config: RunConfig, ranks: int) -> None:
@@ -82,6 +81,8 @@ def show(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {show(each)}' for key, each in value.items())}}}"
     return f"[{','.join(map(show, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
