@@ -128,7 +128,7 @@ def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
         return learned(0.1 if point.values["batch.global"] == 256 and point.repeat == 1 else 0.9, point)
 
     said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 256]}, 3))
-    assert "All runs: some runs collapse, by global batch: 1 of 3 at 256." in said
+    assert "Some runs collapse, by global batch: 1 of 3 at 256." in said
 
 
 def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:

@@ -24,13 +24,16 @@
     for (const figure of figures) Plotly.relayout(figure.id, colours());
   }
 
+  function legendHeight(plot) {
+    const legend = plot.querySelector(".legend");
+    return legend ? Math.max(0, Math.round(legend.getBoundingClientRect().height) - 24) : 0;
+  }
+
   // A legend of many lines would leave no room for the plot: the figure grows by it.
   function fitLegends() {
     for (const figure of figures) {
       const plot = document.getElementById(figure.id);
-      const legend = plot.querySelector(".legend");
-      const height = legend ? legend.getBoundingClientRect().height : 0;
-      plot.style.setProperty("--legend", Math.max(0, Math.round(height) - 24) + "px");
+      plot.style.setProperty("--legend", legendHeight(plot) + "px");
       Plotly.Plots.resize(plot);
     }
   }
@@ -70,7 +73,10 @@
     before = root.dataset.theme;
     for (const each of document.querySelectorAll("details")) each.open = true;
     setTheme(false);
-    for (const figure of figures) Plotly.relayout(figure.id, { autosize: false, width: 660, height: 310 });
+    for (const figure of figures) {
+      Plotly.relayout(figure.id, { autosize: false, width: 660 });
+      Plotly.relayout(figure.id, { height: 310 + legendHeight(document.getElementById(figure.id)) });
+    }
   });
   window.addEventListener("afterprint", () => {
     for (const figure of figures) Plotly.relayout(figure.id, { autosize: true, width: null, height: null });

@@ -91,7 +91,10 @@ def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> 
 
 
 def log_axis(title: str, values: Sequence[Number]) -> Axis:
-    """A logarithmic axis with round numbers as ticks: powers of ten, or as many more as it takes to have three."""
+    """A logarithmic axis with round numbers as ticks: powers of ten, or as many more as it takes to have three.
+
+    Values so close that there are none are left on a plain axis.
+    """
     known = [value for value in values if value is not None and value > 0]
     if not known:
         return Axis(title)
@@ -101,7 +104,7 @@ def log_axis(title: str, values: Sequence[Number]) -> Axis:
         inside = [tick for tick in ticks if 0.7 * min(known) <= tick <= 1.4 * max(known)]
         if len(inside) > 2:
             return Axis(title, log=True, ticks=tuple(inside))
-    return Axis(title, log=True)
+    return Axis(title)
 
 
 def metric_axis(metric: str, title: str) -> Axis:

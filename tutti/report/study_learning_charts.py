@@ -7,7 +7,7 @@ from tutti.report.study_charts import Axis, Chart, Curve, Study, axis_along, log
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, duration, metric_number, metric_range, metric_words
 from tutti.study.run_figures import RunFigures, Summary
-from tutti.study.series import Series, axis_of, axis_words, describe, find_series, place
+from tutti.study.series import ALL, Series, axis_of, axis_words, describe, find_series, place
 
 _MOST_POINTS = 300  # of a curve: more are not seen
 
@@ -217,4 +217,4 @@ def _places(studies: Sequence[Study], axis: str) -> list[float]:
 def _name(study: Study, series: Series, studies: int) -> str:
     if studies == 1:
         return series.name
-    return study.name if series.name == "all runs" else f"{series.name}, {study.name}"
+    return study.name if series.name == ALL else f"{series.name}, {study.name}"

@@ -8,7 +8,7 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-import tutti
+from tutti.records.record import versions
 from tutti.report.study_charts import Chart, Study
 from tutti.report.study_plotly import figure_of
 from tutti.report.study_tables import Cell, Table, conditions_table, points_table, settings_table
@@ -33,11 +33,11 @@ def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, fo
     other = studies[1].analysis if len(studies) > 1 else None
     figures = json.dumps([figure_of(chart) for chart in charts], allow_nan=False, separators=(",", ":"))
     return Template((_HERE / "study.html").read_text()).substitute(
-        version=escape(tutti.__version__),
+        version=escape(versions().get("tutti-train", "")),
         title=escape(_title(analysis.definition)),
         subtitle=escape(_subtitle(analysis, studies)),
         style=(_HERE / "study.css").read_text(),
-        conclusions=_sentences(conclude(analysis, other)),
+        conclusions=_sentences(conclude(analysis, other), analysis),
         rule=escape(_RULE),
         charts="\n".join(_chart(chart) for chart in charts) or "<p>There is nothing to draw yet.</p>",
         settings="\n".join(_named_table(settings_table(each.analysis), each.name, len(studies)) for each in studies),
@@ -75,9 +75,10 @@ def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _sentences(sentences: Sequence[str]) -> str:
+def _sentences(sentences: Sequence[str], analysis: Analysis) -> str:
     if not sentences:
-        return "<p>No run has finished: there is nothing to conclude yet.</p>"
+        settings = len(analysis.settings)
+        return f"<p>There is nothing to conclude from {settings} setting{'' if settings == 1 else 's'}.</p>"
     return '<ul class="conclusions">' + "".join(f"<li>{escape(each)}</li>\n" for each in sentences) + "</ul>"
 
 
@@ -108,14 +109,19 @@ def _table(table: Table) -> str:
         bool(table.rows) and all(row[place].is_number for row in table.rows) for place in range(len(table.titles))
     ]
     heads = "".join(
-        f'<th scope="col"{" class=number" if is_number else ""}>{escape(title)}</th>'
+        f'<th scope="col"{" class=number" if is_number else ""}>{_breakable(title)}</th>'
         for title, is_number in zip(table.titles, numbers, strict=True)
     )
     rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table>'
-        f"<caption>{escape(table.caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<caption><span>{escape(table.caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _breakable(title: str) -> str:
+    """A title that may go on in another line after a dot or an underscore."""
+    return escape(title).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _cell(cell: Cell) -> str:

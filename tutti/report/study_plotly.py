@@ -98,7 +98,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
         words = [tick_words(tick) for tick in axis.ticks]
         found |= {"tickmode": "array", "tickvals": list(axis.ticks), "ticktext": words}
     if axis.percent:
-        found["tickformat"] = ".0%" if not axis.ticks else None
+        found["tickformat"] = ".3~%"
     if axis.least is not None:
         found |= {"range": [axis.least, axis.most]} if axis.most is not None else {"rangemode": "tozero"}
     if axis.log:

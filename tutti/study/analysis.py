@@ -102,8 +102,8 @@ def _setting(definition: Definition, group: Sequence[Outcome]) -> Setting:
 
 
 def _metric(definition: Definition, outcomes: Sequence[Outcome]) -> str | None:
-    """The goal's metric, else the accuracy, else any other of validation, else its loss."""
-    if definition.goal.metric is not None:
+    """The goal's metric, else the accuracy, else another, else the loss; none where runs are only timed."""
+    if definition.goal.metric is not None or definition.goal.kind == "steps":
         return definition.goal.metric
     found = dict.fromkeys(name for each in outcomes for epoch in each.epochs[-1:] for name in epoch.metrics)
     names = sorted(

@@ -11,6 +11,7 @@ from tutti.study.sweep_conclusions import conclude_sweep
 
 GOOD = 0.8  # efficiency
 _WORTH_A_WORD = 0.05  # of a step: what a loss must be to be explained
+_NARROW = 0.2  # an interval of a fraction that says something
 _GOOD_FIT = 0.1  # a residual with which a law describes what was measured
 
 
@@ -110,6 +111,8 @@ def _speedup(scaling: Scaling) -> str:
 def _serial(scaling: Scaling) -> str | None:
     serial = scaling.serial
     if serial is None or serial.residual > _GOOD_FIT or len(scaling.points) < 3:
+        return None
+    if serial.fraction.high - serial.fraction.low > _NARROW:
         return None
     if not serial.fraction.is_above(0.0):
         most = percent(max(serial.fraction.high, 0), 1)

@@ -10,6 +10,7 @@ from typing import Any
 from tutti.study.analysis import Analysis, Setting
 
 _ALONG = ("batch.global", "batch.per_rank", "ranks")  # what is looked at first
+ALL = "all runs"  # the name of the only curve
 _WORDS = {"batch.global": "global batch", "batch.per_rank": "batch of a rank", "optim.lr": "learning rate"}
 
 
@@ -68,7 +69,7 @@ def describe(values: Mapping[str, Any]) -> str:
     for key, value in values.items():
         part = _describe_one(key, value)
         words += ("" if not words else " " if part.startswith("with") else ", ") + part
-    return words or "all runs"
+    return words or ALL
 
 
 def _describe_one(key: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, metric_number, metric_range, metric_words
 from tutti.study.run_figures import Summary, is_lower_better
-from tutti.study.series import Series, axis_of, axis_words, find_series, place
+from tutti.study.series import ALL, Series, axis_of, axis_words, find_series, place
 
 
 def conclude_sweep(analysis: Analysis) -> list[str]:
@@ -39,9 +39,9 @@ def _collapse(series: Series, axis: str) -> str | None:
     where = f"a {axis_words(axis)} of {count(place(some[0], axis))}"
     if all(len(setting.collapsed) == len(setting.ended) for setting in tried[first:]):
         beyond = " and beyond" if len(tried) > first + 1 else ", the largest tried"
-        return f"{_capital(series.name)}: training collapses at {where}{beyond}, in every run."
+        return _of(series, f"training collapses at {where}{beyond}, in every run.")
     parts = ", ".join(f"{len(s.collapsed)} of {len(s.ended)} at {count(place(s, axis))}" for s in some)
-    return f"{_capital(series.name)}: some runs collapse, by {axis_words(axis)}: {parts}."
+    return _of(series, f"some runs collapse, by {axis_words(axis)}: {parts}.")
 
 
 def _holds(series: Sequence[Series], axis: str) -> str | None:
@@ -100,8 +100,14 @@ def _soonest(analysis: Analysis) -> str | None:
 def _full_name(setting: Setting, analysis: Analysis) -> str:
     axis = axis_of(analysis)
     name = next(each.name for each in find_series(analysis) if setting in each.settings)
-    return f"{name} at a {axis_words(axis)} of {count(place(setting, axis))}" if axis else name
+    where = f"a {axis_words(axis)} of {count(place(setting, axis))}" if axis else ""
+    return " at ".join(part for part in ("" if name == ALL else name, where) if part)
+
+
+def _of(series: Series, words: str) -> str:
+    """A sentence about one curve, which is named where there are others."""
+    return _capital(words if series.name == ALL else f"{series.name}: {words}")
 
 
 def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    return words if "." in words.partition(" ")[0] else words[:1].upper() + words[1:]  # a key stays as it is
