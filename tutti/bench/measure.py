@@ -23,7 +23,6 @@ from tutti.train.resume import agreed
 _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
 _WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # of the time, where a phase has not 1
 _ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
-_DISPENSABLE = ("double",)  # what may fail for want of memory
 
 Tell = Callable[[str], None]
 
@@ -51,12 +50,11 @@ def measure(
 
     `seconds` is about what the trials take in all; the start, the warm-up and long steps come on top of it.
     """
-    log_all = config.log.model_copy(update={"phases": True, "every_steps": 1})  # every step is marked
-    config = config.model_copy(update={"log": log_all})
+    all_marked = config.log.model_copy(update={"phases": True, "every_steps": 1})
     tell("building")
-    with opened(session, config) as subject:
+    with opened(session, config.model_copy(update={"log": all_marked})) as subject:
         log = _Log()
-        steps = _calibrate(session, subject, trials, seconds, log, tell)
+        steps = _calibrate(session, subject, trials, seconds, tell)
         for trial in range(trials):
             tell(f"trial {trial + 1} of {trials}")
             for phase, count in steps.items():
@@ -71,23 +69,15 @@ def measure(
         return _assemble(session, config, subject, name, overrides, steps, log, work, ceilings)
 
 
-def _calibrate(
-    session: Session, subject: Subject, trials: int, seconds: float, log: _Log, tell: Tell
-) -> Mapping[str, int]:
+def _calibrate(session: Session, subject: Subject, trials: int, seconds: float, tell: Tell) -> Mapping[str, int]:
     """Warm every phase up, and find how many steps of it make a trial."""
     steps: dict[str, int] = {}
     phases = subject.phases()
     unit = seconds / trials / sum(_WEIGHTS.get(phase, 1.0) for phase in phases)
     for phase in phases:
         tell(f"warming up: {phase}")
-        try:
-            _block(session, subject, phase, 1)
-            taken, _ = _block(session, subject, phase, _LEAST_STEPS)
-        except ConfigError as error:
-            if phase not in _DISPENSABLE:
-                raise
-            log.notes.append(f"{phase} was left out: {error}")
-            continue
+        _block(session, subject, phase, 1)
+        taken, _ = _block(session, subject, phase, _LEAST_STEPS)
         slowest = max(session.group.gather(taken))
         wish = int(unit * _WEIGHTS.get(phase, 1.0) / max(slowest, 1e-9))
         steps[phase] = min(max(wish, _LEAST_STEPS), _MOST_STEPS)
@@ -97,7 +87,6 @@ def _calibrate(
 
 def _block(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[str, float]]:
     """Seconds a step on this rank, and its parts as marked; ranks begin together."""
-
     with ExitStack() as stack:
         step = agreed(session.group, functools.partial(_begin, subject, phase, stack))
         session.group.sum(torch.zeros(1))  # all ranks are here
