@@ -78,6 +78,24 @@ class Browser:
         """As a user who prefers light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
+    def point_at(self, element: str) -> None:
+        """Move the pointer over the middle of an element, which is told as an expression."""
+        box = (
+            f"(e => {{ e.scrollIntoView({{block: 'center'}}); return e.getBoundingClientRect().toJSON(); }})({element})"
+        )
+        found = self.evaluate(box)
+        x, y = found["x"] + found["width"] / 2, found["y"] + found["height"] / 2
+        for away in (1, 0):
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y)
+
+    def wait_for(self, expression: str) -> Any:
+        """The value of an expression as soon as it has one."""
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while not (found := self.evaluate(expression)):
+            assert time.monotonic() < deadline, f"{expression} stays without a value"
+            time.sleep(0.02)
+        return found
+
     def screenshot(self, path: Path) -> None:
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))

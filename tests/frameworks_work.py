@@ -80,6 +80,17 @@ def stopped(name: str, out: Path, framework: str) -> dict[str, Any]:
     return train(name, out, latest, framework=framework, **PLAIN) | {"text": text, "step": int(latest.name[5:])}
 
 
+def reached(out: Path, framework: str) -> dict[str, Any]:
+    """A run that stops at a target, and is resumed there."""
+    name, values = f"{framework}_target", PLAIN | {"epochs": 30, "stop_at": {"valid_accuracy": 0.85}}
+    found = train(name, out, framework=framework, **values)
+    folder = found["folder"]
+    latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
+    told = (folder / "metrics.jsonl").read_text()
+    resumed = train(name, out, latest, framework=framework, **values)
+    return found | {"step": int(latest.name[5:]), "told": told, "resumed": resumed["weights"]}
+
+
 def on_two_ranks(out: Path) -> dict[str, Any]:
     """Runs by `fit` and by the tape: whole, and gone on from the middle."""
     found: dict[str, Any] = {}
@@ -90,6 +101,7 @@ def on_two_ranks(out: Path) -> dict[str, Any]:
         plain = train(f"{framework}_plain", out, framework=framework, **PLAIN)
         found |= {f"{framework}_lively": lively, f"{framework}_resumed": resumed, f"{framework}_plain": plain}
         found[f"{framework}_stopped"] = stopped(f"{framework}_stopped", out, framework)
+        found[f"{framework}_target"] = reached(out, framework)
     short = {"epochs": 1, "precision": "fp16", "checkpoint": {"every_epochs": None}}
     return found | {"keras_fp16": train("keras_fp16", out, framework="keras", **PLAIN | short)}
 

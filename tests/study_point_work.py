@@ -1,12 +1,15 @@
 """What stands for `tutti train FOLDER -n N` in tests: writes what a run leaves, in no time, as its plan says.
 
-The plan is a file beside the points: by point, a list of what its starts do, in turn: finish, fail, stop or wait.
+The plan is a file beside the points: by point, a list of what its starts do, in turn: finish, fail, die, stop, wait, or
+one of them after all other points have begun too: meet finish.
 """
 
 import json
 import sys
 import time
 from pathlib import Path
+
+MEETING_SECONDS = 60.0
 
 
 def main(folder: Path, ranks: int, plan: Path) -> None:
@@ -20,6 +23,9 @@ def main(folder: Path, ranks: int, plan: Path) -> None:
     if wish == "wait":
         (folder / "checkpoints" / "latest").write_text("step-5")
         time.sleep(600)
+    if wish.startswith("meet ") and not all_have_begun(folder.parent, plan.parent):
+        sys.exit("the other points do not begin")
+    wish = wish.removeprefix("meet ")
     if wish == "fail":
         print("a word before\nerror: the disk is full. Last lines of its log:\n  | and more")
         sys.exit(2)
@@ -31,6 +37,15 @@ def main(folder: Path, ranks: int, plan: Path) -> None:
     (folder / "record.json").write_text(json.dumps(record))
     event = {"event": "step", "step": 20, "loss": 1.0, "seconds": 1.0, "samples_per_second": 100.0 * ranks}
     (folder / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+
+
+def all_have_begun(points: Path, notes: Path) -> bool:
+    deadline = time.monotonic() + MEETING_SECONDS
+    while time.monotonic() < deadline:
+        if all((notes / f"starts-{point.name}").exists() for point in points.iterdir()):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ ELSEWHERE = (
     "tutti bench digits",  # this and the next two: tests/bench
     "tutti tune digits",
     "tutti profile digits",
+    "tutti scale digits",  # tests/study
     "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",

@@ -145,6 +145,13 @@ def test_text_that_looks_like_a_number_is_kept_as_typed_or_refused(text: str) ->
     assert found == text
 
 
+def test_a_later_target_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.yaml", "extends: digits\nstop_at: {valid_accuracy: 0.9}")
+    assert load(path).stop_at == {"valid_accuracy": 0.9}
+    assert load(path, "stop_at.valid_loss=1e-05").stop_at == {"valid_loss": 1e-5}
+    assert load(path, "stop_at=null").stop_at is None
+
+
 def test_the_last_override_of_a_key_wins_and_leaves_the_keys_beside_it(runs: str) -> None:
     config = load(runs, "optim.lr=1.0", "optim={lr: 2.0}", "optim.lr=3.0")
     assert (config.optim.lr, config.optim.options()["momentum"]) == (3.0, 0.9)

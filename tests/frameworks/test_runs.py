@@ -74,6 +74,20 @@ def test_a_run_that_goes_on_in_mid_epoch_ends_as_one_that_was_never_stopped(two:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_comes_to_its_target_stops_there_on_all_ranks(two: Found, framework: str) -> None:
+    first, second = (each[f"{framework}_target"] for each in two)
+    folder = first["folder"]
+    record = json.loads((folder / "record.json").read_text())
+    accuracies = [epoch["valid_accuracy"] for epoch in events(folder, "epoch")]
+    assert accuracies[-1] >= 0.85 > max(accuracies[:-1])
+    assert (record["state"], record["ended_by"]) == ("finished", "stop_at")
+    assert record["step"] == first["step"] == second["step"] == 22 * len(accuracies)
+    assert first["results"] == second["results"] == record["results"]
+    assert (folder / "metrics.jsonl").read_text() == first["told"]  # resumed, it has nothing left to do
+    assert_close(first["resumed"], first["weights"], 0.0)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_that_a_signal_stops_saves_at_one_step_and_goes_on(two: Found, framework: str) -> None:
     whole, [first, second] = two[0][f"{framework}_plain"], [each[f"{framework}_stopped"] for each in two]
     assert first["text"] == second["text"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, needs_browser, open_browser
-from study_folders import Made, scale_study
+from study_folders import Made, scale_study, sweep_study
 
 from tutti.report.study import write_report
 from tutti.study.definition import Point
@@ -40,6 +40,7 @@ def browser(tmp_path: Path, page: Path) -> Iterator[Browser]:
 
 def test_all_charts_are_drawn_and_the_switches_work(browser: Browser, page: Path) -> None:
     _look_at_charts(browser)
+    _point_at_a_figure(browser)
     _switch_losses(browser)
     _switch_theme(browser, page)
 
@@ -49,6 +50,12 @@ def _look_at_charts(browser: Browser) -> None:
     assert set(browser.evaluate(drawn)) == CHARTS
     assert browser.evaluate("document.querySelectorAll('#throughput .scatterlayer .trace').length") == 3
     assert browser.evaluate("document.querySelectorAll('#parts .bars .point').length") == 20
+
+
+def _point_at_a_figure(browser: Browser) -> None:
+    browser.point_at("document.querySelectorAll('#efficiency .points path')[1]")
+    said = browser.wait_for("document.querySelector('#efficiency .hoverlayer').textContent")
+    assert said.startswith("2 ranks, n = 1 (10 windows)efficiency 8")
 
 
 def _switch_losses(browser: Browser) -> None:
@@ -85,6 +92,39 @@ def _switch_theme(browser: Browser, page: Path) -> None:
     assert browser.evaluate(colours) == dark
     browser.evaluate("document.getElementById('theme').click()")
     assert browser.evaluate(colours) == light
+
+
+@pytest.mark.slow
+def test_panels_stand_side_by_side_as_there_is_room_and_are_seen_close_up(tmp_path: Path) -> None:
+    def learned(point: Point) -> Made:
+        is_broken = point.values["batch.global"] == 512 and point.values["schedule.scaling"] == "linear"
+        last = 0.1 if is_broken else 0.98 - 0.0001 * point.values["batch.global"]
+        return Made(epochs=[{"train_loss": 1.0, "valid_accuracy": 0.5}, {"train_loss": 0.5, "valid_accuracy": last}])
+
+    optim = [{"name": "sgd", "lr": 0.1}, {"name": "lars", "lr": 0.1}]
+    rules = {"schedule.scaling": ["none", "linear", "sqrt"], "schedule.warmup_epochs": [0, 2]}
+    study = sweep_study(tmp_path / "study", learned, {"optim": optim, "batch.global": [64, 128, 512]} | rules, 1)
+    page = write_report(study.path).page
+    layout = "document.getElementById('metric').layout"
+    axes = f"(letter => ['', 2, 3, 4].map(number => {layout}[letter + 'axis' + number]))"
+    lefts, ends = f"[...new Set({axes}('x').map(axis => axis.domain[0]))]", f"{axes}('y').map(axis => axis.range)"
+    with open_browser(tmp_path / "profile") as browser:
+        browser.resize(1280, 900)
+        browser.open(page)
+        assert len(browser.evaluate(lefts)) == 2
+        assert browser.evaluate(f"{ends}[0][0]") < 0.1
+        browser.evaluate("document.querySelector('[data-view=\"1\"]').click()")
+        assert all(low > 0.9 and high < 1 for low, high in browser.evaluate(ends))
+        browser.evaluate("document.querySelector('[data-view=\"0\"]').click()")
+        assert all(low < 0.1 for low, _ in browser.evaluate(ends))
+        browser.point_at("document.querySelectorAll('#metric .subplot.x4y4 .points path')[1]")
+        said = browser.wait_for("document.querySelector('#metric .hoverlayer').textContent")
+        assert said.startswith("sgd, ") and "with 2 epochs of warm-upglobal batch 128: 96.7 %" in said
+        browser.resize(390, 844)
+        browser.open(page)
+        assert browser.evaluate(lefts) == [0]
+        assert browser.evaluate("document.documentElement.scrollWidth") == 390
+        assert browser.complaints == []
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ from conftest import Tutti, command
 from study_folders import Made, scale_study, sweep_study
 
 from tutti.errors import FolderError
-from tutti.report.study import Report, write_report
+from tutti.report.study import Report, read_study, write_report
+from tutti.report.study_charts import Axis, Chart, Curve, log_axis
+from tutti.report.study_csv import points_csv
+from tutti.report.study_pictures import draw_charts
 from tutti.study.definition import Goal, Point, State, StudyFolder
 
 pytestmark = pytest.mark.xdist_group("study_report")
@@ -182,6 +185,7 @@ def test_two_studies_are_compared_on_one_page_elsewhere(study: StudyFolder, tmp_
 
 
 def learned(point: Point) -> Made:
+    """Collapses, or has lost much, at the largest batch, by its rule."""
     batch, rule = point.values["batch.global"], point.values["schedule.scaling"]
     if (batch, rule) == (4096, "linear"):
         return Made(state=State("failed", "the loss is nan at step 3 (epoch 1) on rank 0"), windows=2)
@@ -204,6 +208,66 @@ def test_a_sweep_shows_accuracy_against_the_batch_by_rule(tmp_path: Path) -> Non
     assert (broken["x"], broken["y"]) == ([4096, 4096], [0, 0])
     assert "the loss is not finite" in broken["text"][0]
     assert {"solution", "steps", "losses"} <= set(figures(found.page))
+
+
+def large_batches(path: Path) -> StudyFolder:
+    """Two optimizers, three rules and two warm-ups along three batches, as a lesson on large batches has them."""
+    optim = [{"name": "sgd", "lr": 0.01}, {"name": "lars", "lr": 0.01, "eta": 0.02}]
+    rules = ["none", "linear", "sqrt"]
+    axes = {
+        "optim": optim,
+        "schedule.scaling": rules,
+        "schedule.warmup_epochs": [0, 2],
+        "batch.global": [64, 256, 4096],
+    }
+    return sweep_study(path, learned, axes, 2)
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_many_curves_are_shown_in_panels_with_the_rules_in_each(tmp_path: Path) -> None:
+    page = write_report(large_batches(tmp_path / "s").path).page
+    metric = figures(page)["metric"]
+    assert metric["panels"] == [
+        f"{o} {w}" for o in ("lars", "sgd") for w in ("without warm-up", "with 2 epochs of warm-up")
+    ]
+    assert [t["name"] for t in metric["data"] if t["showlegend"]] == ["no scaling", "linear scaling", "sqrt scaling"]
+    assert {t["xaxis"] for t in metric["data"]} == {"x", "x2", "x3", "x4"}
+    assert all(metric["layout"][f"yaxis{number}"]["matches"] == "y" for number in (2, 3, 4))
+    assert metric["close_up"] == pytest.approx([0.75, 0.98], abs=0.02)
+    text = html.unescape(page.read_text().partition("<script>")[0])
+    assert "'name'" not in text and "{name" not in text
+    assert {row[0] for row in rows(page, "settings-title")} == {"sgd", "lars"}
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_of_many_runs_the_losses_of_one_of_each_setting_are_drawn(tmp_path: Path) -> None:
+    page = write_report(large_batches(tmp_path / "s").path).page
+    assert len(figures(page)["losses"]["data"]) == 36  # of 72
+    assert "a line for the first run of each setting" in page.read_text()
+
+
+def test_a_value_that_is_a_part_is_json_in_the_csv(tmp_path: Path) -> None:
+    optim = [{"name": "sgd", "lr": 0.01}, {"name": "lars", "lr": 0.01, "eta": 0.02}]
+    analysis = read_study(sweep_study(tmp_path / "s", lambda _: None, {"optim": optim}, 1).path)
+    lines = list(csv.DictReader(points_csv(analysis).splitlines()))
+    assert [json.loads(line["optim"]) for line in lines] == [optim[1], optim[0]]
+
+
+def test_a_logarithmic_axis_has_ticks_among_its_values_or_is_a_plain_one() -> None:
+    assert log_axis("s", [6.41, 6.42, 6.45]) == Axis("s")
+    assert log_axis("s", [640.0, 1035.0, 3494.0]).ticks == (500, 1000, 2000)
+    assert log_axis("s", [0.5, 3e4]).ticks == (1, 10, 100, 1000, 10000)
+
+
+def test_panels_are_drawn_for_papers(tmp_path: Path) -> None:
+    curves = [
+        Curve("rule", [1, 2], [0.9, 0.1], group="rule", panel=panel, in_legend=not n) for n, panel in enumerate("abc")
+    ]
+    chart = Chart("c", "Title", "", Axis("batch"), Axis("accuracy", percent=True), tuple(curves), close_up=(0.8, 1.0))
+    drawn = draw_charts([chart], tmp_path / "figures")
+    assert [path.name for path in drawn] == ["c.png", "c.svg", "c_close.png", "c_close.svg"]
+    words = drawn[1].read_text()
+    assert all(f"<!-- {word} -->" in words for word in ("a", "b", "c", "Title", "batch"))
 
 
 def test_a_study_of_which_nothing_has_run_gives_a_page_too(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from study_folders import Made, scale_study, sweep_study
 from tutti.study.analysis import Analysis, analyse
 from tutti.study.definition import Goal, Point, State, StudyFolder, read_definition
 from tutti.study.outcome import SHARES, read_outcomes
-from tutti.study.series import axis_of, describe, find_series
+from tutti.study.series import axis_of, describe, find_series, value_words
 
 
 def analysis_of(folder: StudyFolder) -> Analysis:
@@ -131,3 +131,13 @@ def test_curves_lie_along_the_batch_and_are_named_by_the_rest(tmp_path: Path) ->
 def test_values_that_are_no_numbers_are_described_too() -> None:
     words = describe({"model.hidden": [128, 64], "optim.name": "lars", "schedule.warmup_steps": 1})
     assert words == "model.hidden [128, 64], lars with 1 step of warm-up"
+
+
+def test_a_part_is_named_as_shortly_as_tells_it_from_others() -> None:
+    lars, other = {"name": "lars", "lr": 0.01, "eta": 0.02}, {"name": "lars", "lr": 0.01, "eta": 0.1}
+    sgd = {"name": "sgd", "lr": 0.01}
+    assert describe({"optim": lars}, [{"optim": lars}, {"optim": sgd}]) == "lars"
+    assert describe({"optim": lars}, [{"optim": lars}, {"optim": other}, {"optim": sgd}]) == "lars, eta 0.02"
+    assert value_words(sgd, [lars, other, sgd]) == "sgd"
+    assert value_words(lars) == "lars, lr 0.01, eta 0.02"
+    assert [value_words(value) for value in (None, True, 1e-3, [64, 32])] == ["none", "true", "0.001", "[64, 32]"]

@@ -49,10 +49,18 @@ def test_noise_leaves_efficiency_open(tmp_path: Path) -> None:
     assert "stays above" not in said
 
 
+def test_what_is_plain_beyond_an_open_point_is_said(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", costly(32, 0.0125, noise=0.02), ranks=(1, 2, 8), repeats=2))
+    assert "At 2 ranks efficiency is 80 % (" in said
+    assert "too close to 80 % to tell; at 8 it is 70 %" in said
+    assert "where exposed communication takes 30 % of the step." in said
+
+
 def test_more_ranks_may_be_slower(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", lambda p: Made(1000.0 / p.ranks), ranks=(1, 2, 4)))
     assert "Efficiency is below 80 % from 2 ranks on" in said
     assert "4 ranks are slower than 1: 0.25 times" in said
+    assert "serial" not in said
 
 
 def test_a_strong_study_names_its_serial_fraction_and_its_limit(tmp_path: Path) -> None:
@@ -76,6 +84,13 @@ def test_studies_within_their_intervals_are_not_told_apart(tmp_path: Path) -> No
     one = scale_study(tmp_path / "a", costly(64, 0.03, noise=0.05), ranks=(1, 2))
     other = scale_study(tmp_path / "b", costly(64, 0.0301, noise=0.05), ranks=(1, 2))
     assert "efficiency at 2 ranks does not change beyond the intervals" in sentences(one, other)
+
+
+def test_ranks_that_share_cores_are_named(tmp_path: Path) -> None:
+    said = sentences(scale_study(tmp_path / "s", costly(32, 0.01), ranks=(1, 4, 8, 16)))  # on hosts of 4 cores
+    assert "From 8 ranks on, ranks share cores (8 on the 4 of a host), which takes efficiency" in said
+    said = sentences(scale_study(tmp_path / "t", costly(32, 0.01), ranks=(1, 2, 4)))
+    assert "share cores" not in said
 
 
 def test_time_to_the_target_is_compared(tmp_path: Path) -> None:
@@ -116,11 +131,25 @@ def test_a_sweep_says_where_each_rule_breaks(tmp_path: Path) -> None:
         in said
     )
     assert (
-        "Training holds over every global batch up to 4,096, the largest tried: "
+        "Training holds for all values of the global batch up to 4,096, the largest tried: "
         "sqrt scaling without warm-up; sqrt scaling with 1 epoch of warm-up." in said
     )
     assert "Validation accuracy falls as the global batch grows: from 99.2 % at 64 to 97.2 % at 4,096 with sqrt" in said
     assert "5 other settings are as good within the range of runs." in said
+
+
+def test_many_curves_are_counted_and_the_ends_are_named(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        rule, batch = point.values["optim"]["name"], point.values["batch.global"]
+        return learned(0.9905 - (0.01 * point.values["optim"]["lr"] + 0.05 * (rule == "lars")) * (batch == 4096), point)
+
+    optim = [{"name": name, "lr": lr} for name in ("sgd", "lars") for lr in (1, 2, 3)]
+    said = sentences(sweep_study(tmp_path / "s", made, {"optim": optim, "batch.global": [64, 4096]}))
+    assert "Training holds for all values of the global batch up to 4,096, the largest tried, in 6 of 6 curves." in said
+    assert (
+        "Validation accuracy falls as the global batch grows in 6 of 6 curves: most from 99.2 % at 64 to 91.2 % at "
+        "4,096 with lars, lr 3; least from 99.2 % at 64 to 98.2 % at 4,096 with sgd, lr 1." in said
+    )
 
 
 def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
@@ -128,7 +157,13 @@ def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
         return learned(0.1 if point.values["batch.global"] == 256 and point.repeat == 1 else 0.9, point)
 
     said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 256]}, 3))
+    assert "Training holds" not in said
     assert "Some runs collapse, by global batch: 1 of 3 at 256." in said
+
+
+def test_the_only_curve_needs_no_name(tmp_path: Path) -> None:
+    said = sentences(sweep_study(tmp_path / "s", lambda p: learned(0.9, p), {"batch.global": [64, 256]}))
+    assert "Training holds for all values of the global batch up to 256, the largest tried." in said
 
 
 def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:

@@ -1,12 +1,22 @@
 """How the ranks of a point are started, from what the environment says of an allocation."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.study.executors import Local, MpiSteps, SlurmSteps, as_typed, check_room, choose_executor, step_environment
+from tutti.study.executors import (
+    Local,
+    MpiSteps,
+    SlurmSteps,
+    as_typed,
+    check_at_once,
+    check_room,
+    choose_executor,
+    step_environment,
+)
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)", "SLURM_NTASKS_PER_NODE": "2"}
 FOLDER = Path("runs/points/n4-r1")
@@ -65,6 +75,22 @@ def test_more_ranks_than_there_is_room_for_are_refused() -> None:
     check_room(choose_executor(SLURM), 8)
     with pytest.raises(LaunchError, match="16 ranks as steps on 4 nodes of this Slurm job: expected 8 at most"):
         check_room(choose_executor(SLURM), 16)
+
+
+def test_points_at_once_are_for_one_machine() -> None:
+    check_at_once(Local(), 8)
+    check_at_once(choose_executor(SLURM), 1)
+    with pytest.raises(LaunchError, match="--at-once 2: points that run as steps on 4 nodes of this Slurm job run one"):
+        check_at_once(choose_executor(SLURM), 2)
+    with pytest.raises(LaunchError, match="--at-once 0: expected 1 or more"):
+        check_at_once(Local(), 0)
+
+
+def test_points_at_once_share_the_cores_of_a_machine() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert step_environment({}, 2 * cores)["OMP_NUM_THREADS"] == "1"
+    assert step_environment({"OMP_NUM_THREADS": "3"}, 8)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in step_environment({})
 
 
 def test_ranks_of_a_node_are_for_several_nodes() -> None:

@@ -46,9 +46,9 @@ def make(tmp_path: Path, goal: Goal = TIMED, out: str = "runs") -> StudyFolder:
     return make_study(str(tmp_path / out), "digits", definition, checked)
 
 
-def run(folder: StudyFolder, plan: Path, retry: bool = False) -> list[tuple[str, str]]:
+def run(folder: StudyFolder, plan: Path, retry: bool = False, at_once: int = 1) -> list[tuple[str, str]]:
     noted = Noted()
-    run_study(folder, read_definition(folder), Pretended(plan), noted, retry)
+    run_study(folder, read_definition(folder), Pretended(plan), noted, retry, at_once)
     return noted.ends
 
 
@@ -107,6 +107,24 @@ def test_a_run_that_is_stopped_stops_the_study(tmp_path: Path, plan: Callable[..
         run(folder, wishes)
     assert states(folder) == {"n1-r1": "finished", "n2-r1": "waiting", "n4-r1": "waiting"}
     assert [name for name, _ in run(folder, wishes)] == ["n2-r1", "n4-r1"]
+
+
+def test_points_may_run_beside_each_other(tmp_path: Path, plan: Callable[..., Path]) -> None:
+    folder, wishes = make(tmp_path), plan(n1_r1=["meet finish"], n2_r1=["meet finish"], n4_r1=["fail"])
+    assert sorted(run(folder, wishes, at_once=3)) == [("n1-r1", "finished"), ("n2-r1", "finished"), ("n4-r1", "failed")]
+
+
+def test_a_run_that_is_stopped_ends_those_beside_it_which_go_on_later(
+    tmp_path: Path, plan: Callable[..., Path]
+) -> None:
+    folder, wishes = (
+        make(tmp_path, FULL),
+        plan(n1_r1=["wait", "finish"], n2_r1=["meet stop", "finish"], n4_r1=["wait", "finish"]),
+    )
+    with pytest.raises(Interrupted, match=r"stopped with the run of n2-r1, with 3 of 3 points left"):
+        run(folder, wishes, at_once=3)
+    assert states(folder) == {"n1-r1": "waiting", "n2-r1": "waiting", "n4-r1": "waiting"}
+    assert len(run(folder, wishes, at_once=2)) == 3
 
 
 def start_and_wait(folder: StudyFolder, wishes: Path, point: str) -> subprocess.Popen[bytes]:

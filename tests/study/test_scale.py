@@ -5,7 +5,7 @@ import pytest
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
 from tutti.study.definition import Goal
-from tutti.study.goals import read_goal
+from tutti.study.goals import describe, goal_overrides, read_goal
 from tutti.study.scale import fixed_batch, read_mode, read_ranks, scale_points
 
 TIMED = Goal("steps", 100, 20)
@@ -81,6 +81,21 @@ def test_no_window_is_half_warm_up() -> None:
     assert read_goal(None, None, "valid_loss=0.5", False, timed=True) == Goal("target", metric="valid_loss", target=0.5)
 
 
+def test_a_run_to_a_target_stops_there_and_a_timed_one_does_not() -> None:
+    goal = read_goal(None, None, "valid_loss=0.5", False, timed=True)
+    own = ["stop_at.valid_accuracy=0.1"]
+    assert scale_points("digits", own, [1], "weak", goal, 1)[0].config.stop_at == {"valid_loss": 0.5}
+    assert scale_points("digits", own, [1], "weak", TIMED, 1)[0].config.stop_at is None
+    assert describe(goal) == "to valid_loss=0.5, or the whole recipe"
+
+
+def test_where_time_is_not_the_question_a_target_is_noted_and_training_goes_on() -> None:
+    goal = read_goal(None, None, "valid_loss=0.5", False, timed=False)
+    assert goal == Goal("full", metric="valid_loss", target=0.5)
+    assert not any("stop_at" in word for word in goal_overrides(goal, resolve("digits").config, 1))
+    assert describe(goal) == "the whole recipe, and when it comes to valid_loss=0.5"
+
+
 def test_all_points_that_cannot_be_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         scale_points("digits", ["batch.micro=null"], [1, 3, 5], "strong", TIMED, 2)
@@ -109,6 +124,10 @@ def test_all_points_that_cannot_be_are_told_at_once() -> None:
         (
             lambda: scale_points("digits", [], [1], "weak", Goal("target", metric="valid_acuracy", target=0.9), 1),
             "--target valid_acuracy=0.9: digits measures valid_loss, valid_accuracy.* Did you mean 'valid_accuracy'",
+        ),
+        (
+            lambda: scale_points("digits", ["stop_at.valid_top5=0.9"], [1], "weak", TIMED, 1),
+            "stop_at.valid_top5=0.9: digits measures valid_loss, valid_accuracy, and no 'valid_top5'",
         ),
         (lambda: read_goal(10, None, "valid_loss=1", False, timed=True), "--steps and --target: expected one goal"),
         (lambda: read_goal(None, 5, None, True, timed=True), "--warmup 5 with --full: expected --steps"),

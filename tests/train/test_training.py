@@ -148,6 +148,7 @@ def test_a_run_leaves_a_whole_folder(tutti: Tutti, tmp_path: Path) -> None:
     assert record["state"] == "finished"
     assert record["segments"][0]["launch_line"].endswith("train digits -n 2 epochs=2")
     assert record["segments"][0]["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert record["plan"]["gradient_bytes"] == 4 * record["plan"]["parameters"]
     assert record["results"] == {k: v for k, v in events(folder)[-1].items() if k.startswith(("train_", "valid_"))}
     assert f"run folder: {folder.relative_to(tmp_path)}" in done.out
     listed = tutti("runs").out.splitlines()[-1].split()

@@ -5,11 +5,11 @@ Light: imports no torch.
 
 from collections.abc import Iterator
 
+from tutti.bench.numbers import percent, show_seconds
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Figure, Shares, find_fractions
 
 _NOTABLE = 0.05  # of a step
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def show_evidence(measurement: Measurement, shares: Shares) -> Iterator[str]:
@@ -113,16 +113,3 @@ def host_share(measurement: Measurement, shares: Shares) -> float:
     """The part of computing that is the host's, as far as it is known."""
     idle = measurement.work.host_share if measurement.work else None
     return min(1.0, max(idle or 0.0, fixed_share(shares) or 0.0))
-
-
-def percent(share: float) -> str:
-    """A share of a whole in percent."""
-    return f"{100 * share:.0f} %"
-
-
-def show_seconds(seconds: float) -> str:
-    """A time with a unit that suits it."""
-    for size, unit in _UNITS:
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

@@ -8,15 +8,13 @@ import torch
 
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
-from tutti.launch.local import launch_line
-from tutti.records.folder import RunFolder, create_folder, remove_folder, write_config
+from tutti.records.folder import RunFolder, remove_folder, write_config
 from tutti.records.output import captured_output, log_traceback
 from tutti.records.record import Record
-from tutti.runtime.device import bind_rank, choose_device, set_determinism, set_threads
-from tutti.runtime.group import Group, abandon, join
+from tutti.runtime.group import Group
+from tutti.runtime.joining import joined
 from tutti.runtime.placement import Placement
-from tutti.train.resume import agreed
-from tutti.train.start import check_same_code
+from tutti.train.start import begin_record, check_same_code, make_folder
 
 
 @dataclass(frozen=True)
@@ -46,57 +44,20 @@ def open_session(
 
     A wrong input that a rank finds leaves no folder behind; every other failure is in the record.
     """
-    bind_rank(config.runtime, placement)
-    threads = set_threads(config.runtime, placement)
-    set_determinism(config.runtime)
-    error: TuttiError | None = None
-    device = torch.device("cpu")
-    try:
-        device = choose_device(config.runtime, placement)
-    except TuttiError as found:
-        error = found
-    group = join(placement, config.runtime)
-    try:
-        group.agree(error)
+    with joined(config.runtime, placement) as rank:
+        group, machine = rank.group, rank.machine
         check_same_code(group)
-        folder = _open_folder(kind, config, group, folder)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        record = Record(folder.record)
+        folder = folder or make_folder(group, config.out, f"{kind}/{config.recipe}")
+        record = Record(folder.record, {"kind": kind})
         with captured_output(folder.log(group.rank), on_screen=group.is_first):
-            _begin(record, kind, config, group, name, threads)
-            session = Session(config, placement, group, device, name, threads, folder, record)
+            if group.is_first:
+                write_config(folder, config.as_yaml())
+                begin_record(record, config, group, machine, hosts=group.hosts)
+            session = Session(
+                config, placement, group, rank.device, machine.device_name, machine.threads, folder, record
+            )
             with _ended(session):
                 yield session
-        group.leave()
-    except BaseException:
-        abandon()
-        raise
-
-
-def _open_folder(kind: str, config: RunConfig, group: Group, folder: RunFolder | None) -> RunFolder:
-    if folder is not None:
-        return folder
-    made = agreed(
-        group,
-        lambda: create_folder(config.out, f"{kind}/{config.recipe}", group.world_size) if group.is_first else None,
-    )
-    return group.from_first(made)
-
-
-def _begin(record: Record, kind: str, config: RunConfig, group: Group, device_name: str, threads: int) -> None:
-    if not group.is_first:
-        return
-    write_config(RunFolder(record.path.parent), config.as_yaml())
-    record.content |= {"kind": kind, "recipe": config.recipe, "ranks": group.world_size, "seed": config.seed}
-    record.start(
-        framework=config.framework,
-        launcher=group.placement.launcher,
-        launch_line=launch_line(),
-        ranks=group.world_size,
-        hosts=group.hosts,
-        device=device_name,
-        threads_per_rank=threads,
-    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tutti.bench import numbers
 from tutti.bench.collective_model import Model, Regime
 from tutti.bench.collective_results import Measured, Results
 from tutti.bench.fit import BUS_FACTORS, FRAME_BYTES, FRAME_PAYLOAD_BYTES, Line, Residual, wire_bits_per_second
@@ -92,11 +93,8 @@ def _hosts(count: int) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """A time with three digits and its unit."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= factor:
-            return f"{seconds / factor:#.3g} {unit}".replace(". ", " ")
-    return f"{seconds * 1e6:.2g} us"
+    """A time as wide as others in its column."""
+    return numbers.show_seconds(seconds, keep_zeros=True)
 
 
 def show_rate(bytes_per_second: float) -> str:

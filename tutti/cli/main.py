@@ -198,7 +198,9 @@ def profile(
 
 
 StudyRecipe = Annotated[str | None, typer.Argument(help="A recipe's name or the path of a YAML file.")]
-Target = Annotated[str | None, typer.Option(help="Train to this, as in valid_accuracy=0.95.", metavar="METRIC=NUMBER")]
+_TARGET = "METRIC=NUMBER"
+StopTarget = Annotated[str | None, typer.Option(help="Train to this, as in valid_accuracy=0.95.", metavar=_TARGET)]
+NotedTarget = Annotated[str | None, typer.Option(help="Note when this is reached, and train on.", metavar=_TARGET)]
 StudyOut = Annotated[str | None, typer.Option(help="The folder for studies/.", show_default="the recipe's out")]
 StudyResume = Annotated[
     str | None, typer.Option(help="Go on with what is missing of a study.", metavar="[latest|FOLDER]")
@@ -229,7 +231,7 @@ def scale(
     repeat: Annotated[int | None, typer.Option(help="How often, in random order.", show_default="1")] = None,
     steps: Annotated[int | None, typer.Option(help="Speed alone: steps to time.", show_default="100")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps before those that count.", show_default="20")] = None,
-    target: Target = None,
+    target: StopTarget = None,
     full: Annotated[bool, typer.Option("--full", help="Train the whole recipe.")] = False,
     out: StudyOut = None,
     resume: StudyResume = None,
@@ -252,7 +254,7 @@ def scale(
 @app.command(
     epilog="Examples:\n\n"
     "    tutti sweep mnist --set batch.global=64,256,1024 --set schedule.scaling=none,linear,sqrt batch.base=64\n\n"
-    "    tutti sweep digits --set optim.lr=1e-3,3e-3 --seeds 3 -n 2 --target valid_accuracy=0.95\n\n"
+    "    tutti sweep digits --set optim.lr=1e-3,3e-3 --seeds 3 -n 2 --target valid_accuracy=0.95 --at-once 4\n\n"
     "    tutti sweep digits/mlp --set model.hidden=[64],[128,64]\n\n"
     "    tutti sweep mnist --set 'optim={name: sgd, lr: 0.01},{name: lars, lr: 1.0}' --seeds 3\n\n"
     "    tutti sweep --resume runs/studies/digits/2026-11-15_101500_sweep"
@@ -266,10 +268,13 @@ def sweep(
     seeds: Annotated[int | None, typer.Option(help="Runs of each combination.", show_default="1")] = None,
     ranks: Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks of each run.", show_default="1")] = None,
     micro: Annotated[int | None, typer.Option(help="The most samples in a pass; more are accumulated.")] = None,
-    target: Target = None,
+    target: NotedTarget = None,
     skip_impossible: Annotated[
         bool, typer.Option("--skip-impossible", help="Leave out combinations that cannot be.")
     ] = False,
+    at_once: Annotated[
+        int | None, typer.Option(help="Runs beside each other on this machine; their times suffer.", show_default="1")
+    ] = None,
     out: StudyOut = None,
     resume: StudyResume = None,
     retry: Retry = False,
@@ -285,13 +290,14 @@ def sweep(
 
     wishes = wishes_for(on, ranks_per_node, time, account, queue)
     given = (tuple(overrides or ()), tuple(axes or ()), seeds, ranks, micro, target, skip_impossible)
-    command.sweep(command.Asked(recipe, *given), Where(out, on, wishes), resume, retry)
+    command.sweep(command.Asked(recipe, *given), Where(out, on, wishes, at_once), resume, retry)
 
 
 @app.command(
     epilog="Examples:\n\n"
     "    tutti report runs/studies/digits/2026-11-15_101500_scale_weak\n\n"
-    "    tutti report runs/studies/a --compare runs/studies/b --out comparison.html"
+    "    tutti report runs/studies/a --compare runs/studies/b --out comparison.html\n\n"
+    "    tutti report runs/studies/a --collectives runs/bench/collectives/2026-11-15_101500_n4"
 )
 def report(
     study: Annotated[Path, typer.Argument(help="The folder of a study.")],
@@ -299,11 +305,15 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="An HTML file; pictures go beside it.", show_default="STUDY/report.html")
     ] = None,
+    collectives: Annotated[
+        Path | None,
+        typer.Option(help="Of ranks: a run of tutti bench collectives, to set communication beside.", metavar="RUN"),
+    ] = None,
 ) -> None:
     """Show a study on one page: conclusions, figures, points and conditions; also as PNG, SVG and CSV."""
     from tutti.cli import report as command
 
-    command.report(study, compare, out)
+    command.report(study, compare, out, collectives)
 
 
 @app.command(epilog="Examples:\n\n    tutti show mnist optim.lr=0.02\n\n    tutti show mnist -n 8 --plot-lr lr.png")

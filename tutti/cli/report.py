@@ -5,9 +5,9 @@ from pathlib import Path
 from tutti.report.study import write_report
 
 
-def report(folder: Path, compare: Path | None, out: Path | None) -> None:
+def report(folder: Path, compare: Path | None, out: Path | None, collectives: Path | None) -> None:
     """Write the report of a study, and print what it concludes."""
-    written = write_report(folder, compare, out)
+    written = write_report(folder, compare, out, collectives)
     for sentence in written.conclusions:
         print(sentence)
     print(f"figures:    {written.pictures}")

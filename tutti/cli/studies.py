@@ -18,7 +18,7 @@ from tutti.launch.resources import Wishes
 from tutti.records.record import now, versions
 from tutti.study.checking import Checked
 from tutti.study.definition import Definition, Goal, Kind, Mode, StudyFolder, read_definition, read_state
-from tutti.study.executors import Executor, Local, check_room, choose_executor
+from tutti.study.executors import Executor, Local, check_at_once, check_room, choose_executor
 from tutti.study.folders import find_study, held, make_study
 from tutti.study.goals import describe
 from tutti.study.running import run_study
@@ -32,6 +32,7 @@ class Where:
     out: str | None
     on: str | None
     wishes: Wishes
+    at_once: int | None = None  # points beside each other on this machine
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,11 @@ def start(planned: Planned, where: Where) -> None:
     config = planned.checked[0].config
     jobs, executor = [], None
     if where.on is not None:
+        _refuse_at_once(where)
         jobs = prepare_jobs(planned.recipe, planned.checked, where.on, where.wishes)
     else:
         executor = _executor(where.wishes.ranks_per_node, [each.point.ranks for each in planned.checked])
+        check_at_once(executor, where.at_once)
         _note_shared_cores(config, executor, max(each.point.ranks for each in planned.checked))
     definition = _define(planned, where)
     folder = make_study(where.out or config.out, config.recipe, definition, planned.checked)
@@ -65,7 +68,7 @@ def start(planned: Planned, where: Where) -> None:
             write_jobs(folder, definition, jobs)
             _submit(folder, definition, retry=False)
         else:
-            _run(folder, definition, executor, retry=False)
+            _run(folder, definition, executor, False, definition.at_once)
 
 
 def resume(given: str, kind: Kind, where: Where, retry: bool) -> None:
@@ -78,11 +81,13 @@ def resume(given: str, kind: Kind, where: Where, retry: bool) -> None:
     print(f"{kind} study of {definition.recipe}: {_describe(definition)}\nstudy folder: {folder.path}", flush=True)
     with held(folder):
         if definition.on is not None:
+            _refuse_at_once(where)
             look_at_jobs(folder, definition)
             _submit(folder, definition, retry)
             return
         executor = _executor(where.wishes.ranks_per_node, [point.ranks for point in definition.points])
-        _run(folder, definition, executor, retry)
+        check_at_once(executor, where.at_once)
+        _run(folder, definition, executor, retry, where.at_once or definition.at_once)
 
 
 def refuse_with_resume(given: dict[str, object]) -> None:
@@ -112,11 +117,19 @@ def _define(planned: Planned, where: Where) -> Definition:
     return Definition(
         **shared,
         points=tuple(each.point for each in planned.checked),
+        at_once=where.at_once or 1,
         on=where.on,
         created=now(),
         launch_line=local.launch_line(),
         versions=versions(),
     )
+
+
+def _refuse_at_once(where: Where) -> None:
+    if where.at_once is not None:
+        raise ConfigError(
+            f"--at-once {where.at_once} is for points on this machine: jobs run one after another. Leave it out."
+        )
 
 
 def _executor(ranks_per_node: int | None, ranks: Sequence[int]) -> Executor:
@@ -141,10 +154,10 @@ def _describe(definition: Definition) -> str:
     return f"{mode}{points} point{'s' * (points != 1)}, each {describe(definition.goal)}"
 
 
-def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool) -> None:
+def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
     try:
-        with _ended_by_signals(), Shown(folder, definition) as shown:
-            run_study(folder, definition, executor, shown, retry)
+        with _ended_by_signals(), Shown(folder, definition, at_once) as shown:
+            run_study(folder, definition, executor, shown, retry, at_once)
     except Interrupted as stopped:  # no error: it was asked for
         print(stopped, file=sys.stderr)
         sys.exit(stopped.exit_code)

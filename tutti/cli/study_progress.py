@@ -19,8 +19,8 @@ _REASON = 80  # letters of it in a line
 class Shown:
     """Tells the points of a study; drawn when one begins or ends only, so that nothing runs beside a measurement."""
 
-    def __init__(self, folder: StudyFolder, definition: Definition) -> None:
-        self._folder, self._definition = folder, definition
+    def __init__(self, folder: StudyFolder, definition: Definition, at_once: int) -> None:
+        self._folder, self._definition, self._at_once = folder, definition, at_once
         self._seconds: list[float] = []
         self._width = max(len(point.id) for point in definition.points)
         self._bar: Progress | None = None
@@ -41,8 +41,8 @@ class Shown:
     def begins(self, place: Place) -> None:
         if self._bar:
             text = f"point {place.number} of {place.of}: {place.point.id}"
-            left = self._left(place.of - place.number + 1)
-            done = place.number - 1
+            done = len(self._seconds)
+            left = self._left(place.of - done)
             self._bar.update(self._task, description=text, completed=done, total=place.of, left=left, refresh=True)
 
     def ended(self, place: Place, state: State, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Shown:
         words += (
             self._gave(place.point) if state.state == "finished" else [f"{state.state}: {_short(state.reason or '')}"]
         )
-        words += [f"{seconds:.1f} s", self._left(place.of - place.number)]
+        words += [f"{seconds:.1f} s", self._left(place.of - len(self._seconds))]
         line = "  ".join(word for word in words if word)
         if self._bar:
             self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -70,7 +70,7 @@ class Shown:
     def _left(self, points: int) -> str:
         if not points or not self._seconds:
             return ""
-        seconds = round(statistics.median(self._seconds) * points)
+        seconds = round(statistics.median(self._seconds) * points / self._at_once)
         return f"about {seconds // 60}:{seconds % 60:02d} left"
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from tutti.cli.tables import print_table
 from tutti.records.screen import show_number
 from tutti.study.analysis import Analysis, Setting, analyse
-from tutti.study.checking import show
 from tutti.study.definition import Definition, StudyFolder, read_state
 from tutti.study.outcome import Outcome, read_outcomes
 from tutti.study.run_figures import RunFigures, Summary, summarise
+from tutti.study.series import value_words
 
 
 def show_study(folder: StudyFolder, definition: Definition) -> None:
@@ -49,7 +49,10 @@ def print_study(definition: Definition, outcomes: Sequence[Outcome]) -> None:
 
 def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
     """By title; a column that is empty in all rows is left out."""
-    row = {key: show(value) for key, value in setting.values.items()} | {"ranks": str(setting.ranks)}
+    among = [each.values for each in analysis.settings]
+    row = {key: value_words(value, [each.get(key) for each in among]) for key, value in setting.values.items()} | {
+        "ranks": str(setting.ranks)
+    }
     batch = setting.plan.get("global_batch")
     row["global batch"] = "" if batch is None or "batch.global" in row else f"{batch:,}"
     row["state"] = _state(setting)
@@ -63,7 +66,7 @@ def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
     metric = analysis.metric
     if metric is not None and analysis.definition.goal.kind != "steps":
         row[metric.replace("_", " ")] = _metric(metric, setting.final(metric))
-        to = " to target" if analysis.definition.goal.kind == "target" else ""
+        to = " to target" if analysis.definition.goal.target is not None else ""
         steps, seconds = setting.steps_to_goal(), setting.seconds_to_goal()
         row[f"steps{to}"] = f"{steps.median:,.0f}" if steps else ""
         row[f"seconds{to}"] = f"{seconds.median:,.1f}" if seconds else ""

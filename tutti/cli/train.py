@@ -87,7 +87,7 @@ def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
     """The checkpoint that `--resume` means: of the newest run, of a run folder, or itself."""
     if resume == "latest":
         for run in reversed(find_runs(Path(out), recipe)):
-            in_study = (run.folder.path.parent.parent / "study.json").exists()  # its points are the study's own
+            in_study = run.folder.study.exists()  # its points are the study's own
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
                 return find_latest(run.folder.checkpoints)
         raise CheckpointError(

@@ -48,6 +48,8 @@ class Layers:
             new, old = _name_in(given, section), _name_in(self.values, section)
             if None not in (new, old) and new != old:
                 self._drop((section,))
+        if "stop_at" in given:  # which has one metric
+            self._drop(("stop_at",))
         leaves = dict(_leaves(given))
         for key, other in _ALTERNATIVES.items():
             if leaves.get(key) is not None and leaves.get(other) is None:

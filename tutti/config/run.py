@@ -13,6 +13,7 @@ from tutti.config.schema import (
     DdpConfig,
     LogConfig,
     Natural,
+    Number,
     RuntimeConfig,
     ScheduleConfig,
     Section,
@@ -36,6 +37,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: Count
     max_steps: Count | None = None  # the run ends there if its epochs have more
+    stop_at: dict[str, Number] | None = None  # a validation metric and the value with which the run ends
     seed: Natural = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()
@@ -53,6 +55,13 @@ class RunConfig(Section):
                 known = ", ".join(METRICS)
                 raise ValueError(f"unknown metric {name!r}: expected {known} or module:object.{nearest(name, METRICS)}")
         return names
+
+    @field_validator("stop_at", mode="before")
+    @classmethod
+    def _one_target(cls, given: Any) -> Any:
+        if given is not None and not (isinstance(given, dict) and len(given) == 1):
+            raise ValueError(f"expected one metric with its value, as in {{valid_accuracy: 0.95}}, not {given!r}.")
+        return given
 
     def metric_functions(self) -> dict[str, Any]:
         """The metrics by their short names."""

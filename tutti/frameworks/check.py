@@ -4,7 +4,7 @@ from tutti.config.framework import check_installed
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.optim.schedule import make_schedule
-from tutti.train.check import check_best
+from tutti.train.check import check_best, check_stop
 
 
 def check_parts(config: RunConfig, world_size: int) -> None:
@@ -12,6 +12,7 @@ def check_parts(config: RunConfig, world_size: int) -> None:
     check_installed(config)
     config.data.locate()
     check_best(config, config.metrics)
+    check_stop(config, config.metrics)
     samples = config.data.train_samples()
     if samples is not None:
         make_schedule(config, make_plan(config, world_size, samples))

@@ -27,6 +27,8 @@ class BetweenSteps(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._job.feed.error is None and self._job.epoch_ends:
             self._job.finish_epoch()  # collective: validation, the checkpoint
+            if self._job.has_reached:
+                self._job.network.model.stop_training = True
 
 
 def train(job: Job) -> None:

@@ -81,6 +81,11 @@ class Job(Standing):
         return self.network.parameters
 
     @property
+    def gradient_bytes(self) -> int:
+        """What ranks average in a step: float32."""
+        return 4 * self.network.parameters
+
+    @property
     def note(self) -> str | None:
         """What the training data has to say of itself."""
         return getattr(self._dataset, "note", None)
@@ -100,7 +105,7 @@ class Job(Standing):
 
     def goes_on(self) -> bool:
         """Whether another step is to be made; all ranks get the same answer."""
-        return self.watch.goes_on(self.step)
+        return not self.has_reached and self.watch.goes_on(self.step)
 
     def before_step(self) -> None:
         """Set the rate of the step that comes."""

@@ -7,8 +7,8 @@ from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, LaunchError
 from tutti.frameworks.quiet import quiet_import
 from tutti.runtime.device import choose_device, set_determinism, set_threads
+from tutti.runtime.joining import Machine
 from tutti.runtime.placement import Placement
-from tutti.train.life import Machine
 
 _POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 

@@ -13,9 +13,10 @@ from tutti.frameworks.machine import prepare
 from tutti.frameworks.ranks import join
 from tutti.records.folder import RunFolder, check_writable
 from tutti.runtime.device import bind_rank
+from tutti.runtime.joining import Machine
 from tutti.runtime.placement import Placement
 from tutti.runtime.watch import Watch
-from tutti.train.life import Machine, live
+from tutti.train.life import live
 from tutti.train.start import check_same_code
 
 

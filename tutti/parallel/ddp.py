@@ -13,15 +13,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tutti.config.schema import DdpConfig
+from tutti.config.schema import MOST_DIRECT_BYTES, DdpConfig
 from tutti.parallel.host_memory import HostMemory, share_memory
 from tutti.runtime.group import Group
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 # torch 2.13 gives the option a new name and warns about the old one.
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
-
-_MOST_DIRECT_BYTES = 1 << 20  # over all ranks; measured on 2 and 4 ranks of one host
 
 
 def spread(
@@ -46,7 +44,7 @@ def spread(
         gradient_as_bucket_view=True,
         **sync_buffers,
     )
-    memory = share_memory(group, _MOST_DIRECT_BYTES) if config.direct and device.type == "cpu" else None
+    memory = share_memory(group, MOST_DIRECT_BYTES) if config.direct and device.type == "cpu" else None
     wrapped.register_comm_hook(Averaging(memory, all_there), average_gradients)
     return wrapped
 

@@ -53,6 +53,11 @@ class RunFolder:
     def job_script(self) -> Path:
         return self.path / "job.sh"
 
+    @property
+    def study(self) -> Path:
+        """The definition of the study whose point it is; of other runs there is none."""
+        return self.path.parent.parent / "study.json"
+
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 

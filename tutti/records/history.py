@@ -25,12 +25,12 @@ def _entry(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """By metric, the best value and its first epoch; of a loss the least is best, and what is no number is none."""
+    """By metric, the best value and its first epoch: the least of a loss or an error; what is no number is none."""
     found = {}
     for name in (name for name in history[-1] if name.startswith("valid_")):
         known = [entry for entry in history if name in entry and not math.isnan(entry[name])]
         if known:
-            sign = 1 if name.endswith("loss") else -1
+            sign = 1 if name.endswith(("loss", "error")) else -1
             best = min(known, key=lambda entry: sign * entry[name])
             found[name] = {"value": best[name], "epoch": best["epoch"]}
     return found

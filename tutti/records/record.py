@@ -14,6 +14,7 @@ from typing import Any
 from tutti.records.files import write_durably
 
 _PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
+_OF_THE_END = ("state", "ended", "ended_by", "failure")
 
 
 @dataclass
@@ -41,14 +42,20 @@ class Record:
         self.content.setdefault("format", 1)
         self.content.setdefault("started", segment["started"])
         self.content.setdefault("segments", []).append(segment)
+        self._forget_the_end()
         self.content["state"] = "running"
         self.write()
 
     def end(self, state: str, **facts: Any) -> None:
         """Close the segment with how it ended."""
         self.content |= {"state": state, "ended": now()} | facts
-        self.content["segments"][-1] |= {"state": state, "ended": self.content["ended"]}
+        self.content["segments"][-1] |= {key: self.content[key] for key in _OF_THE_END if key in self.content}
         self.write()
+
+    def _forget_the_end(self) -> None:
+        """How the segment before has ended stays with that segment."""
+        for key in _OF_THE_END:
+            self.content.pop(key, None)
 
     def write(self) -> None:
         """Write it whole; a disk that is full costs the news, never the run."""

@@ -9,14 +9,7 @@ from tutti.records.folder import RunFolder
 from tutti.records.history import summarise_epochs
 from tutti.records.metrics import read_events
 from tutti.records.record import read_record, state_of
-
-_SHARES = {
-    "reading": ("data",),
-    "computing": ("forward", "backward", "update"),
-    "communication": ("communication",),
-    "waiting": ("waiting",),
-    "rest": ("rest",),
-}
+from tutti.study.outcome import shares_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ def read_run(folder: RunFolder) -> RunOutcome:
         best=summarise_epochs(folder.metrics, record.get("ranks", 1)).get("best", {}),
         training_seconds=seconds,
         samples_per_second=_speed(steps),
-        shares=_shares(steps),
+        shares=shares_of(_later(steps)),
     )
 
 
@@ -120,14 +113,3 @@ def _speed(steps: list[dict[str, Any]]) -> float | None:
     samples = sum(event["samples_per_second"] * event["seconds"] for event in _later(steps))
     seconds = sum(event["seconds"] for event in _later(steps))
     return samples / seconds if seconds else None
-
-
-def _shares(steps: list[dict[str, Any]]) -> dict[str, float]:
-    known = [event for event in _later(steps) if "forward_seconds" in event]
-    seconds = sum(event["seconds"] for event in known)
-    if not seconds:
-        return {}
-    return {
-        share: sum(event.get(f"{phase}_seconds", 0.0) for event in known for phase in phases) / seconds
-        for share, phases in _SHARES.items()
-    }

@@ -1,19 +1,20 @@
 """The report of a study: a page, pictures for papers, and the points as CSV, from the study's folder alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tutti.errors import FolderError
+from tutti.errors import ConfigError, FolderError
 from tutti.records.files import write_durably
 from tutti.report.study_charts import Study
+from tutti.report.study_csv import points_csv
 from tutti.report.study_learning_charts import learning_charts
 from tutti.report.study_page import build_page
 from tutti.report.study_pictures import draw_charts
 from tutti.report.study_scale_charts import scale_charts
-from tutti.report.study_tables import points_csv
 from tutti.study.analysis import Analysis, analyse
 from tutti.study.conclusions import conclude
 from tutti.study.definition import StudyFolder, read_definition
+from tutti.study.links import match_links
 from tutti.study.outcome import read_outcomes
 
 
@@ -27,10 +28,12 @@ class Report:
     conclusions: list[str]
 
 
-def write_report(folder: Path, compare: Path | None = None, out: Path | None = None) -> Report:
+def write_report(
+    folder: Path, compare: Path | None = None, out: Path | None = None, collectives: Path | None = None
+) -> Report:
     """Write the report of a study into its folder, or as the file `out` with its pictures beside it."""
-    this = read_study(folder)
-    other = read_study(compare) if compare is not None else None
+    this = read_study(folder, collectives)
+    other = read_study(compare, collectives) if compare is not None else None
     report = _places(folder, out, conclude(this, other))
     studies = _named(this, other, folder, compare)
     charts = [*scale_charts(studies), *learning_charts(studies)]
@@ -47,11 +50,20 @@ def write_report(folder: Path, compare: Path | None = None, out: Path | None = N
     return report
 
 
-def read_study(folder: Path) -> Analysis:
-    """The figures of the study in a folder."""
+def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
+    """The figures of the study in a folder; with a measurement of collectives also what that says of them."""
     study = StudyFolder(folder)
     definition = read_definition(study)
-    return analyse(definition, read_outcomes(study, definition))
+    if collectives is not None and definition.kind != "scale":
+        raise ConfigError(
+            f"--collectives {collectives}: {folder} is a {definition.kind}, on one number of ranks: expected a study "
+            "of ranks, by tutti scale. Leave out --collectives."
+        )
+    outcomes = read_outcomes(study, definition)
+    analysis = analyse(definition, outcomes)
+    if collectives is None or analysis.scaling is None:
+        return analysis
+    return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
 
 
 def _places(folder: Path, out: Path | None, conclusions: list[str]) -> Report:

@@ -55,6 +55,8 @@ class Curve:
     group: str = ""  # shown and hidden together
     in_legend: bool = True
     other_x: Sequence[float] | None = None  # along the chart's other axis
+    panel: str = ""  # of the chart, by its title
+    heading: str = ""  # what all texts begin with
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ class Chart:
     kind: Literal["curves", "bars"] = "curves"
     other_axis: Axis | None = None  # a second way to lay the points out along x
     switch: tuple[str, str] = field(default=("", ""))  # the names of both ways
+    close_up: tuple[float, float] | None = None  # ends of y between which the details are
+
+    @property
+    def panels(self) -> list[str]:
+        """The titles of its panels, all with the same axes."""
+        return list(dict.fromkeys(curve.panel for curve in self.curves))
 
 
 def colour_of(index: int) -> str:
@@ -101,9 +109,9 @@ def log_axis(title: str, values: Sequence[Number]) -> Axis:
     first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
         ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
-        inside = [tick for tick in ticks if 0.7 * min(known) <= tick <= 1.4 * max(known)]
-        if len(inside) > 2:
-            return Axis(title, log=True, ticks=tuple(inside))
+        around = [tick for tick in ticks if 0.7 * min(known) <= tick <= 1.4 * max(known)]
+        if len(around) > 2 and sum(min(known) <= tick <= max(known) for tick in around) > 1:
+            return Axis(title, log=True, ticks=tuple(around))
     return Axis(title)
 
 

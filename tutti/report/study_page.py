@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from string import Template
@@ -11,13 +12,14 @@ from plotly.offline import get_plotlyjs
 from tutti.records.record import versions
 from tutti.report.study_charts import Chart, Study
 from tutti.report.study_plotly import figure_of
-from tutti.report.study_tables import Cell, Table, conditions_table, points_table, settings_table
+from tutti.report.study_tables import Cell, Table, conditions_table, links_table, points_table, settings_table
 from tutti.study.analysis import Analysis
 from tutti.study.conclusions import conclude
 from tutti.study.definition import Definition
 from tutti.study.numbers import count, metric_number, metric_words
 
 _HERE = Path(__file__).parent
+_LONG = 40  # rows of a table that scrolls by itself
 _RULE = (
     "Drawn by rule from the numbers below. Intervals hold 95 % of 1,000 bootstrap draws over runs and the log windows "
     "within them; with one run at a setting they say nothing of what differs from run to run. A run has collapsed when "
@@ -39,8 +41,8 @@ def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, fo
         style=(_HERE / "study.css").read_text(),
         conclusions=_sentences(conclude(analysis, other), analysis),
         rule=escape(_RULE),
-        charts="\n".join(_chart(chart) for chart in charts) or "<p>There is nothing to draw yet.</p>",
-        settings="\n".join(_named_table(settings_table(each.analysis), each.name, len(studies)) for each in studies),
+        charts=_charts(charts) or "<p>There is nothing to draw yet.</p>",
+        settings="\n".join(_settings(each, len(studies)) for each in studies),
         points="\n".join(_named_table(points_table(each.analysis, page), each.name, len(studies)) for each in studies),
         conditions="\n".join(_conditions(each, len(studies)) for each in studies),
         folder=escape(str(folder)),
@@ -52,10 +54,12 @@ def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, fo
 
 
 def _title(definition: Definition) -> str:
+    is_file = definition.recipe.endswith((".yaml", ".yml"))
+    recipe = Path(definition.recipe).stem if is_file else definition.recipe
     if definition.kind == "scale":
         kind = f"{definition.mode.capitalize()} scaling" if definition.mode else "Scaling"
-        return f"{kind} of {definition.recipe}"
-    return f"Sweep of {definition.recipe}"
+        return f"{kind} of {recipe}"
+    return f"Sweep of {recipe}"
 
 
 def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
@@ -69,10 +73,18 @@ def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
     }
     if goal.metric and goal.target is not None:
         goals["target"] = f"runs to a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
-    words = [f"{finished} of {len(runs)} points finished", goals[goal.kind], definition.created]
+    words = [f"{finished} of {len(runs)} points finished", goals[goal.kind], _date(definition.created)]
     if len(studies) > 1:
         words.append(f"compared with {studies[1].name}")
     return " · ".join(word for word in words if word)
+
+
+def _date(created: str) -> str:
+    """A time as people write it, to the minute."""
+    try:
+        return f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M %Z}".strip()
+    except ValueError:
+        return created
 
 
 def _sentences(sentences: Sequence[str], analysis: Analysis) -> str:
@@ -82,21 +94,48 @@ def _sentences(sentences: Sequence[str], analysis: Analysis) -> str:
     return '<ul class="conclusions">' + "".join(f"<li>{escape(each)}</li>\n" for each in sentences) + "</ul>"
 
 
-def _chart(chart: Chart) -> str:
-    wide = ' class="wide"' if chart.id in ("metric", "losses") or len(chart.curves[0].x) > 8 else ""
-    switch = ""
-    if chart.other_axis:
-        buttons = "".join(
-            f'<button type="button" data-chart="{chart.id}" data-way="{way}" aria-pressed="{str(way == 0).lower()}">'
-            f"{escape(name)}</button>"
-            for way, name in enumerate(chart.switch)
-        )
-        switch = f'<div class="switch" role="group" aria-label="along the axis">{buttons}</div>'
+def _charts(charts: Sequence[Chart]) -> str:
+    """All charts, two beside each other; one that would stand alone in its row takes all of it."""
+    wide = [chart.id in ("metric", "losses") or len(chart.panels) > 1 or _bars(chart) > 8 for chart in charts]
+    alone: list[int] = []
+    for place, is_wide in enumerate([*wide, True]):
+        if is_wide and alone:
+            wide[alone.pop()] = True
+        elif not is_wide:
+            alone = [] if alone else [place]
+    return "\n".join(_chart(chart, is_wide) for chart, is_wide in zip(charts, wide, strict=True))
+
+
+def _bars(chart: Chart) -> int:
+    return len(chart.curves[0].x) if chart.kind == "bars" else 0
+
+
+def _chart(chart: Chart, is_wide: bool) -> str:
+    switches = _switch("way", chart, "along the axis", chart.switch) if chart.other_axis else ""
+    if chart.close_up:
+        switches += _switch("view", chart, "up the axis", ("whole range", "close up"))
     return (
-        f'<figure{wide}><div class="heading"><h3>{escape(chart.title)}</h3>{switch}</div>'
+        f"<figure{' class=wide' if is_wide else ''}>"
+        f'<div class="heading"><h3>{escape(chart.title)}</h3>{switches}</div>'
         f'<div class="plot" id="{chart.id}" role="img" aria-label="{escape(f"{chart.title}. {chart.caption}")}"></div>'
         f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )
+
+
+def _switch(what: str, chart: Chart, label: str, names: Sequence[str]) -> str:
+    """Two buttons, of which one is pressed."""
+    buttons = "".join(
+        f'<button type="button" data-chart="{chart.id}" data-{what}="{number}" '
+        f'aria-pressed="{str(number == 0).lower()}">{escape(name)}</button>'
+        for number, name in enumerate(names)
+    )
+    return f'<div class="switch" role="group" aria-label="{label}">{buttons}</div>'
+
+
+def _settings(study: Study, studies: int) -> str:
+    links = links_table(study.analysis)
+    found = _named_table(settings_table(study.analysis), study.name, studies)
+    return found + (f'<div class="narrow">{_table(links)}</div>' if links else "")
 
 
 def _named_table(table: Table, name: str, studies: int) -> str:
@@ -114,7 +153,8 @@ def _table(table: Table) -> str:
     )
     rows = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table>'
+        f'<div class="scroll{" long" if len(table.rows) > _LONG else ""}" tabindex="0" role="region" '
+        f'aria-label="{escape(table.caption)}"><table>'
         f"<caption><span>{escape(table.caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -148,7 +188,9 @@ def _conditions(study: Study, studies: int) -> str:
         "recipe": definition.recipe,
         "overrides": " ".join(definition.overrides) or "none",
         "launch line": definition.launch_line,
+        "at once": f"{definition.at_once} points" if definition.at_once > 1 else "",
         "on": definition.on or "ranks started here, or inside the allocation",
+        "collectives": study.analysis.links.source if study.analysis.links else "",
         "made with": ", ".join(f"{name} {version}" for name, version in definition.versions.items()),
     }
     listed = "".join(f"<dt>{escape(k)}</dt><dd><code>{escape(v)}</code></dd>" for k, v in facts.items() if v)

@@ -14,27 +14,51 @@ _NEUTRAL = "#808080"
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """A chart as plotly's data and layout, with what the page's switch exchanges."""
-    figure = go.Figure([_bars(curve) if chart.kind == "bars" else _trace(curve) for curve in chart.curves])
+    """A chart as plotly's data and layout, with what the page's switches exchange and the titles of its panels."""
+    panels = chart.panels
+    traces = [_bars(curve) if chart.kind == "bars" else _trace(curve) for curve in chart.curves]
+    for trace, curve in zip(traces, chart.curves, strict=True):
+        number = _axis_number(panels.index(curve.panel))
+        trace.update(xaxis=f"x{number}", yaxis=f"y{number}")
+    figure = go.Figure(traces)
     figure.update_layout(
         template="none",
         barmode="stack",
         hovermode="closest",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 64, "r": 16, "t": 12, "b": 48},
+        margin={"l": 64, "r": 36, "t": 12, "b": 48},
         font={"family": "inherit", "size": 13},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "xanchor": "left", "traceorder": "normal"},
-        xaxis=_axis(chart.x) | ({"type": "category"} if chart.kind == "bars" else {}),
-        yaxis=_axis(chart.y),
+        modebar={"orientation": "v"},
+        **_axes(chart, len(panels)),
     )
-    found: dict[str, Any] = {"id": chart.id} | json.loads(figure.to_json() or "{}")
+    found: dict[str, Any] = {"id": chart.id, "panels": panels} | json.loads(figure.to_json() or "{}")
     found["layout"].pop("template", None)
     if chart.other_axis:
         found["ways"] = [
             {"title": chart.x.title, "x": [list(curve.x) for curve in chart.curves]},
             {"title": chart.other_axis.title, "x": [list(curve.other_x or ()) for curve in chart.curves]},
         ]
+    if chart.close_up:
+        found["close_up"] = list(chart.close_up)
+    return found
+
+
+def _axis_number(panel: int) -> str:
+    """As plotly counts axes: the first has no number."""
+    return "" if panel == 0 else str(panel + 1)
+
+
+def _axes(chart: Chart, panels: int) -> dict[str, Any]:
+    """Axes for every panel, which zoom together; the page's script says where they stand."""
+    x = _axis(chart.x) | ({"type": "category"} if chart.kind == "bars" else {})
+    y = _axis(chart.y)
+    found = {}
+    for panel in range(panels):
+        number = _axis_number(panel)
+        found[f"xaxis{number}"] = x | {"anchor": f"y{number}"} | ({"matches": "x"} if panel else {})
+        found[f"yaxis{number}"] = y | {"anchor": f"x{number}"} | ({"matches": "y"} if panel else {})
     return found
 
 
@@ -42,12 +66,13 @@ def _trace(curve: Curve) -> go.Scatter:
     colour = _NEUTRAL if curve.colour == NEUTRAL else colour_of(curve.colour)
     mode = "+".join(part for part, is_on in (("lines", curve.line), ("markers", curve.marks)) if is_on)
     symbol = "x" if curve.crossed else _MARKS[curve.style % len(_MARKS)]
+    heading = f"{curve.heading}<br>" if curve.heading else ""
     return go.Scatter(
         name=curve.name,
         x=list(curve.x),
         y=list(curve.y),
         text=list(curve.texts) or None,
-        hovertemplate="%{text}<extra></extra>" if curve.texts else None,
+        hovertemplate=f"{heading}%{{text}}<extra></extra>" if curve.texts else None,
         hoverinfo=None if curve.texts else "skip",
         mode=mode,
         line={"color": colour, "dash": _DASHES[curve.style % len(_DASHES)], "width": 2 if curve.marks else 1.5},

@@ -117,15 +117,39 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
             curves.append(Curve(name, along, values, colour=index, style=1, marks=False))
     if not curves:
         return None
+    curves += _by_links(studies)
+    links = next((study.analysis.links for study in studies if study.analysis.links), None)
+    source = f" Beside it one all-reduce of the gradients by the collectives of {links.source}." if links else ""
     return Chart(
         "communication",
         "Exposed communication",
         "Time of a step in which ranks wait for averaged gradients and do nothing else, and the fit "
-        "latency + volume x 2 (n - 1) / n.",
+        f"latency + volume x 2 (n - 1) / n.{source}",
         axis_along("ranks", [ranks for ranks in _all_ranks(studies) if ranks > 1], log=True),
         Axis("ms a step", least=0.0),
         tuple(curves),
     )
+
+
+def _by_links(studies: Sequence[Study]) -> list[Curve]:
+    """What one all-reduce of the gradients takes by the model of measured collectives; once where it is the same."""
+    known = {
+        tuple((e.ranks, e.seconds) for e in study.analysis.links.exchanges): study
+        for study in studies[::-1]
+        if study.analysis.links
+    }
+    curves = []
+    for pairs, study in reversed(known.items()):
+        assert study.analysis.links is not None
+        name = f"all-reduce, {study.name}" if len(known) > 1 else "all-reduce by the links"
+        texts = [
+            f"{each.ranks} ranks<br>all-reduce of {each.size} by the links: {duration(each.seconds)}"
+            f"<br>exposed: {percent_between(each.ratio)} of it"
+            for each in study.analysis.links.exchanges
+        ]
+        ranks, values = [ranks for ranks, _ in pairs], [1e3 * seconds for _, seconds in pairs]
+        curves.append(Curve(name, ranks, values, texts, colour=NEUTRAL, style=2))
+    return curves
 
 
 def _with_intervals(

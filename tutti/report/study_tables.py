@@ -1,18 +1,16 @@
-"""The tables of a study: its settings, its points, its conditions; the points also as CSV."""
+"""The tables of a study: its settings, its points, its conditions."""
 
-import csv
-import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from tutti.study.analysis import Analysis, Setting
-from tutti.study.numbers import count, duration, metric_number, metric_range, metric_words, percent, percent_between
-from tutti.study.outcome import SHARES
-from tutti.study.run_figures import RunFigures
+from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
+from tutti.study.run_figures import RunFigures, Summary
+from tutti.study.series import value_words
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,9 @@ class Cell:
     is_number: bool = False
     link: str | None = None
     kind: str = ""  # how it looks: a state
+
+
+ShowValue = Callable[[str, Any], Cell]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def _scaling_table(analysis: Analysis) -> Table:
     assert analysis.scaling is not None
     rows = []
     for point in analysis.scaling.points:
+        is_first = point is analysis.scaling.points[0]  # against which the others are held
         share = point.share_estimates.get("communication")
         speed = point.speed
         texts = [
@@ -50,10 +52,10 @@ def _scaling_table(analysis: Analysis) -> Table:
             count(point.global_batch) if point.global_batch else "",
             f"{point.runs} ({point.windows})",
             f"{speed.value:,.0f} ({speed.low:,.0f} to {speed.high:,.0f})",
-            f"{point.speedup.value:.2f} ({point.speedup.low:.2f} to {point.speedup.high:.2f})",
-            percent_between(point.efficiency, 1),
+            "1.00" if is_first else f"{point.speedup.value:.2f} ({point.speedup.low:.2f} to {point.speedup.high:.2f})",
+            "100.0 %" if is_first else percent_between(point.efficiency, 1),
             duration(point.step_seconds) if point.step_seconds else "",
-            percent_between(share, 1) if share else "",
+            "" if share is None else percent_between(share, 1) if share.high else percent(0, 1),
         ]
         rows.append([Cell(text, is_number=True) for text in texts])
     titles = (
@@ -69,6 +71,21 @@ def _scaling_table(analysis: Analysis) -> Table:
     return Table("By number of ranks: medians over finished runs, with 95 % bootstrap intervals.", titles, rows)
 
 
+def links_table(analysis: Analysis) -> Table | None:
+    """Exposed communication beside an all-reduce by measured links, where there are some."""
+    if analysis.links is None or not analysis.links.exchanges:
+        return None
+    rows = []
+    for each in analysis.links.exchanges:
+        between = f"{duration(each.exposed.low)} to {duration(each.exposed.high)}"
+        exposed = f"{duration(each.exposed.value)} ({between})"
+        texts = [str(each.ranks), each.size, exposed, duration(each.seconds), percent_between(each.ratio)]
+        rows.append([Cell(text, is_number=True) for text in texts])
+    caption = "Exposed communication beside one all-reduce of the gradients by the measured links."
+    titles = ("ranks", "gradients", "exposed a step", "all-reduce by the links", "exposed / all-reduce")
+    return Table(caption, titles, rows)
+
+
 def _sweep_table(analysis: Analysis) -> Table:
     keys, metric = analysis.varied or ["ranks"], analysis.metric
     titles = (*keys, "runs ended", "collapsed", "samples/s")
@@ -76,21 +93,32 @@ def _sweep_table(analysis: Analysis) -> Table:
         titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
     titles += ("steps to goal", "time to goal")
     caption = "By setting, over runs: means with the least and the largest; for steps and times medians."
-    return _without_empty(Table(caption, titles, [_sweep_row(each, keys, metric) for each in analysis.settings]))
+    show = _value_cells(analysis)
+    return _without_empty(Table(caption, titles, [_sweep_row(each, keys, metric, show) for each in analysis.settings]))
 
 
-def _sweep_row(setting: Setting, keys: list[str], metric: str | None) -> list[Cell]:
+def _sweep_row(setting: Setting, keys: list[str], metric: str | None, show: ShowValue) -> list[Cell]:
     speed, steps, seconds = setting.speed, setting.steps_to_goal(), setting.seconds_to_goal()
     texts = [f"{len(setting.ended)} of {len(setting.runs)}", str(len(setting.collapsed) or "")]
     texts.append(f"{speed.median:,.0f} ({speed.low:,.0f} to {speed.high:,.0f})" if speed else "")
     if metric:
-        texts += [
-            metric_range(metric, found) if found else "" for found in (setting.final(metric), setting.best(metric))
-        ]
-    texts.append(f"{count(round(steps.median))} (n = {steps.n})" if steps else "")
-    texts.append(f"{duration(seconds.median)} (n = {seconds.n})" if seconds else "")
-    values = [setting.values.get(key, setting.ranks if key == "ranks" else "") for key in keys]
-    return [_value(value) for value in values] + [Cell(text, is_number=True) for text in texts]
+        texts += [_range(metric, found) if found else "" for found in (setting.final(metric), setting.best(metric))]
+    ended = len(setting.ended)
+    texts.append(f"{count(round(steps.median))}{_of_some(steps.n, ended)}" if steps else "")
+    texts.append(f"{duration(seconds.median)}{_of_some(seconds.n, ended)}" if seconds else "")
+    cells = [show(key, setting.values.get(key, setting.ranks if key == "ranks" else "")) for key in keys]
+    return cells + [Cell(text, is_number=True) for text in texts]
+
+
+def _range(metric: str, found: Summary) -> str:
+    """The mean with the least and the largest, in a column that is as narrow as can be."""
+    low, high = (metric_number(metric, each).removesuffix(" %") for each in (found.low, found.high))
+    return metric_number(metric, found.mean) + (f" ({low} to {high})" if found.n > 1 else "")
+
+
+def _of_some(n: int, ended: int) -> str:
+    """How many runs a figure is of, where it is not of all."""
+    return "" if n == ended else f" ({n} of {ended})"
 
 
 def points_table(analysis: Analysis, page: Path) -> Table:
@@ -100,14 +128,15 @@ def points_table(analysis: Analysis, page: Path) -> Table:
     if metric:
         titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
     titles += ("time to goal", "remarks")
-    rows = [_point_row(run, keys, metric, page) for run in analysis.runs]
+    show = _value_cells(analysis)
+    rows = [_point_row(run, keys, metric, page, show) for run in analysis.runs]
     return _without_empty(Table("All points, those that failed or have not run included.", titles, rows))
 
 
-def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path) -> list[Cell]:
+def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path, show: ShowValue) -> list[Cell]:
     point, state, speed = run.outcome.point, run.outcome.state, run.speed
     cells = [Cell(run.id, link=_link(run, page)), Cell(state.state, kind=state.state), Cell(str(point.ranks), True)]
-    cells += [_value(point.values.get(key, "")) for key in keys]
+    cells += [show(key, point.values.get(key, "")) for key in keys]
     texts = [
         str(point.seed),
         f"{speed.median:,.0f}" if speed else "",
@@ -148,44 +177,15 @@ def _link(run: RunFigures, page: Path) -> str | None:
     return quote(os.path.relpath(folder.resolve(), page.parent.resolve())) + "/" if folder.is_dir() else None
 
 
-def _value(value: Any) -> Cell:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Cell(count(value) if is_number and abs(value) >= 1 else str(value), is_number)
+def _value_cells(analysis: Analysis) -> ShowValue:
+    """What shows a value of a key among all values that it takes."""
 
+    def show(key: str, value: Any) -> Cell:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        among = [setting.values.get(key) for setting in analysis.settings]
+        return Cell(count(value) if is_number and abs(value) >= 1 else value_words(value, among), is_number)
 
-def points_csv(analysis: Analysis) -> str:
-    """Every point as a line of plain numbers."""
-    metrics = list(dict.fromkeys(name for run in analysis.runs for name in run.final))
-    keys = list(dict.fromkeys(key for run in analysis.runs for key in run.outcome.point.values if key != "ranks"))
-    titles = ["id", "state", "reason", "ranks", *keys, "repeat", "seed", "global_batch", "per_rank_batch", "windows"]
-    titles += ["samples_per_second", "samples_per_second_low", "samples_per_second_high", "outlier", "outlier_windows"]
-    titles += [f"{part}_share" for part in SHARES]
-    titles += [f"{which}_{name}" for name in metrics for which in ("final", "best")]
-    titles += ["goal_epoch", "goal_step", "goal_seconds", "collapse", "folder"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, titles, lineterminator="\n")
-    writer.writeheader()
-    for run in analysis.runs:
-        writer.writerow(_csv_row(run, keys, metrics))
-    return text.getvalue()
-
-
-def _csv_row(run: RunFigures, keys: list[str], metrics: list[str]) -> dict[str, Any]:
-    point, state, plan, speed, reached = run.outcome.point, run.outcome.state, run.outcome.plan, run.speed, run.reached
-    row: dict[str, Any] = {"id": run.id, "state": state.state, "reason": state.reason, "ranks": point.ranks}
-    row |= {key: point.values.get(key) for key in keys} | {"repeat": point.repeat, "seed": point.seed}
-    row |= {key: plan.get(key) for key in ("global_batch", "per_rank_batch")}
-    if speed:
-        row |= {"windows": speed.n, "samples_per_second": speed.median}
-        row |= {"samples_per_second_low": speed.low, "samples_per_second_high": speed.high}
-        row |= {"outlier": run.is_outlier, "outlier_windows": len(run.outlier_windows)}
-    row |= {f"{part}_share": share for part, share in run.shares.items()}
-    row |= {f"final_{name}": run.final.get(name) for name in metrics} | {
-        f"best_{name}": run.best.get(name) for name in metrics
-    }
-    if reached:
-        row |= {"goal_epoch": reached.epoch, "goal_step": reached.step, "goal_seconds": reached.seconds}
-    return row | {"collapse": run.collapse, "folder": run.outcome.folder}
+    return show
 
 
 def conditions_table(analysis: Analysis) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tutti.study.definition import Definition
 from tutti.study.efficiency import Scaling, measure_scaling
+from tutti.study.links import Links
 from tutti.study.outcome import Outcome
 from tutti.study.run_figures import RunFigures, Summary, find_outliers, read_figures, summarise
 
@@ -69,6 +70,7 @@ class Analysis:
     settings: tuple[Setting, ...]
     metric: str | None  # the one that tells how well a run learned
     scaling: Scaling | None  # of a study of ranks that has finished runs
+    links: Links | None = None  # what measured collectives say of it, where there is a measurement
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -87,14 +89,15 @@ def analyse(definition: Definition, outcomes: Sequence[Outcome]) -> Analysis:
     for outcome in outcomes:
         groups.setdefault(_plain([outcome.point.ranks, dict(outcome.point.values)]), []).append(outcome)
     settings = [_setting(definition, group) for group in groups.values()]
-    settings.sort(key=lambda setting: (setting.ranks, [_order(value) for value in setting.values.values()]))
+    given = [_plain(value) for setting in settings for value in setting.values.values()]
+    settings.sort(key=lambda setting: (setting.ranks, [_order(value, given) for value in setting.values.values()]))
     scaling = measure_scaling(definition, outcomes) if definition.kind == "scale" else None
     return Analysis(definition, tuple(settings), _metric(definition, outcomes), scaling)
 
 
 def _setting(definition: Definition, group: Sequence[Outcome]) -> Setting:
     runs = [read_figures(outcome, definition.goal) for outcome in sorted(group, key=lambda each: each.point.repeat)]
-    timed = [run for run in runs if run.speed]
+    timed = [run for run in runs if run.speed and definition.at_once == 1]
     speeds = [run.speed.median for run in timed if run.speed]
     marked = {run.id for run, is_marked in zip(timed, find_outliers(speeds, _FAR), strict=True) if is_marked}
     runs = [dataclasses.replace(run, is_outlier=run.id in marked) for run in runs]
@@ -117,9 +120,9 @@ def _plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _order(value: Any) -> tuple[int, float, str]:
-    """Nothing first, then numbers by their size, then words by the alphabet."""
-    if value in (None, "none"):
-        return 0, 0.0, ""
+def _order(value: Any, given: Sequence[str]) -> tuple[int, float]:
+    """Nothing first, then numbers by their size, then words as they were given."""
+    if value is None:
+        return 0, 0.0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return (1, float(value), "") if is_number else (2, 0.0, str(value))
+    return (1, float(value)) if is_number else (2, given.index(_plain(value)))

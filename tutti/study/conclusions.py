@@ -3,9 +3,13 @@
 Light: imports no torch.
 """
 
+import math
+from collections import Counter
+
 from tutti.study.analysis import Analysis
 from tutti.study.comparison import compare_studies
 from tutti.study.efficiency import ScalePoint, Scaling
+from tutti.study.links import conclude_links
 from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between, times
 from tutti.study.sweep_conclusions import conclude_sweep
 
@@ -18,6 +22,8 @@ _GOOD_FIT = 0.1  # a residual with which a law describes what was measured
 def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
     """The sentences of a study, and of how it differs from another."""
     sentences = conclude_scaling(analysis.scaling) if analysis.scaling else []
+    sentences += _shared_cores(analysis) if analysis.scaling else []
+    sentences += conclude_links(analysis.links) if analysis.links else []
     if analysis.definition.kind == "sweep":
         sentences += conclude_sweep(analysis)
     else:
@@ -56,7 +62,10 @@ def _efficiency(scaling: Scaling) -> str:
         close = (
             f"{where} {rest[0].ranks} {'it' if holds else 'ranks efficiency'} is {percent_between(rest[0].efficiency)}"
         )
-        return f"{holds}{close}, too close to {percent(GOOD)} to tell."
+        beyond = ""
+        if rest[-1].efficiency.is_below(GOOD):
+            beyond = f"; at {rest[-1].ranks} it is {percent_between(rest[-1].efficiency)}{_exposed(rest[-1], base)}"
+        return f"{holds}{close}, too close to {percent(GOOD)} to tell{beyond}."
     last = rest[-1]
     if holds:
         return f"{holds}beyond, it falls to {percent_between(last.efficiency)} at {last.ranks}{_exposed(last, base)}."
@@ -112,8 +121,8 @@ def _serial(scaling: Scaling) -> str | None:
     serial = scaling.serial
     if serial is None or serial.residual > _GOOD_FIT or len(scaling.points) < 3:
         return None
-    if serial.fraction.high - serial.fraction.low > _NARROW:
-        return None
+    if serial.fraction.high - serial.fraction.low > _NARROW or serial.fraction.value > 1:
+        return None  # the law says nothing, or does not hold: more ranks are slower
     if not serial.fraction.is_above(0.0):
         most = percent(max(serial.fraction.high, 0), 1)
         return f"By {serial.law}'s law no serial fraction can be told from none: at most {most}."
@@ -132,6 +141,22 @@ def _communication(scaling: Scaling) -> str | None:
     return f"Exposed communication on n ranks is {plus}{duration(fit.volume_seconds.value)} x 2 (n - 1) / n a step."
 
 
+def _shared_cores(analysis: Analysis) -> list[str]:
+    """Ranks without a core for each of their threads do not show how a recipe scales."""
+    for run in analysis.runs:  # by ranks
+        facts = run.outcome.conditions
+        on_host = max(Counter(facts.get("hosts") or ()).values(), default=0)
+        cores = facts.get("hardware", {}).get("cores") or math.inf
+        if run.outcome.is_finished and facts.get("device") == "cpu" and on_host > cores:
+            ranks, most = run.outcome.point.ranks, analysis.runs[-1].outcome.point.ranks
+            where = f"On {_ranks(ranks)}" if ranks == most else f"From {_ranks(ranks)} on"
+            return [
+                f"{where}, ranks share cores ({on_host} on the {cores} of a host), which takes efficiency that cores "
+                "of their own would not."
+            ]
+    return []
+
+
 def _solution(analysis: Analysis) -> list[str]:
     """The time to the goal on the smallest and on the fastest number of ranks."""
     goal = analysis.definition.goal
@@ -145,9 +170,10 @@ def _solution(analysis: Analysis) -> list[str]:
     if goal.metric and goal.target is not None:
         to = f"reach a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
     ratio = slow.median / fast.median
+    once = " (one run each)" if slow.n == fast.n == 1 else ""
     return [
         f"To {to}, {_ranks(best.ranks)} take{'s' if best.ranks == 1 else ''} {duration(fast.median)} and "
-        f"{_ranks(first.ranks)} {duration(slow.median)}: {ratio:.2f} times as fast."
+        f"{_ranks(first.ranks)} {duration(slow.median)}: {ratio:.2f} times as fast{once}."
     ]
 
 
@@ -157,8 +183,11 @@ def _exceptions(analysis: Analysis) -> list[str]:
     failed = [run for run in runs if run.outcome.state.state == "failed"]
     missing = [run for run in runs if run.outcome.state.state in ("waiting", "running", "submitted")]
     strange = [run.id for run in runs if run.is_outlier]
-    windows = sum(len(run.outlier_windows) for run in runs)
+    at_once = analysis.definition.at_once
+    windows = sum(len(run.outlier_windows) for run in runs) if at_once == 1 else 0
     found = []
+    if at_once > 1:
+        found.append(f"{at_once} points ran at once: their times and speeds are not those of a run alone.")
     if failed:
         found.append(
             f"{len(failed)} of {len(runs)} points failed: {', '.join(run.id for run in failed[:6])}{_more(failed)}."

@@ -53,6 +53,7 @@ class Definition:
     goal: Goal
     points: tuple[Point, ...]  # in the order in which they run
     mode: Mode | None = None  # of a study of ranks: the batch of a rank stays, or that of all ranks
+    at_once: int = 1  # points that ran beside each other, and so took longer than alone
     on: str | None = None  # a scheduler or a site; None: ranks are started here, or inside this allocation
     created: str = ""
     launch_line: str = ""

@@ -15,6 +15,7 @@ from tutti.errors import LaunchError
 from tutti.launch.launch_lines import launch_line
 from tutti.launch.resources import Wishes, settle
 from tutti.launch.site import load_site
+from tutti.launch.threads import threads_per_rank
 from tutti.runtime.discovery import discover
 from tutti.runtime.environments.slurm import tasks_per_node
 
@@ -139,9 +140,28 @@ def check_room(executor: Executor, ranks: int) -> None:
         )
 
 
-def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a point; what the job says of ranks on a node is not true of every step."""
-    return {name: value for name, value in env.items() if name not in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")}
+def check_at_once(executor: Executor, at_once: int | None) -> None:
+    """Refuse points beside each other where each has the whole allocation."""
+    if at_once is None:
+        return
+    if at_once < 1:
+        raise LaunchError(f"--at-once {at_once}: expected 1 or more.")
+    if at_once > 1 and not isinstance(executor, Local):
+        raise LaunchError(
+            f"--at-once {at_once}: points that run {executor.describe()} run one after another. Leave it out, or call "
+            "tutti on one machine."
+        )
+
+
+def step_environment(env: Mapping[str, str], sharing: int = 1) -> dict[str, str]:
+    """The environment of a point; what the job says of ranks on a node is not true of every step.
+
+    `sharing` ranks of points that run at once share the cores of this machine.
+    """
+    given = {name: value for name, value in env.items() if name not in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")}
+    if sharing > 1:
+        given.setdefault("OMP_NUM_THREADS", str(threads_per_rank(sharing, env)))
+    return given
 
 
 def as_typed(command: list[str]) -> str:

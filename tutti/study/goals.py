@@ -8,15 +8,20 @@ from collections.abc import Iterable
 
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
-from tutti.errors import ConfigError, nearest
+from tutti.config.targets import check_measured
+from tutti.errors import ConfigError
 from tutti.study.definition import Goal
+from tutti.train.check import check_stop
 
 STEPS, WARMUP_STEPS = 100, 20
 _WINDOWS = 10  # in which speed is measured, so that it has a spread
 
 
 def read_goal(steps: int | None, warmup: int | None, target: str | None, full: bool, timed: bool) -> Goal:
-    """The goal that was asked for, of which there is one at most; with none, speed alone where that is usual."""
+    """The goal that was asked for, of which there is one at most; with none, speed alone where time is the question.
+
+    A target ends the runs of a study of time; in others they go on to the end of the recipe, whose metrics are wanted.
+    """
     asked = {"--steps": steps is not None, "--target": target is not None, "--full": full}
     named = [option for option, given in asked.items() if given]
     if len(named) > 1:
@@ -24,28 +29,28 @@ def read_goal(steps: int | None, warmup: int | None, target: str | None, full: b
     if warmup is not None and (target is not None or full):
         raise ConfigError(f"--warmup {warmup} with {named[0]}: expected --steps, or no goal. Leave out --warmup.")
     if target is not None:
-        return _read_target(target)
+        metric, value = _read_target(target)
+        return Goal("target" if timed else "full", metric=metric, target=value)
     if full or (steps is None and not timed):
         return Goal("full")
     return _timed(STEPS if steps is None else steps, WARMUP_STEPS if warmup is None else warmup)
 
 
 def check_metric(goal: Goal, config: RunConfig) -> None:
-    """Refuse a target for a metric that the recipe does not measure."""
-    known = [f"valid_{name.rpartition(':')[2]}" for name in ("loss", *config.metrics)]
-    if goal.metric is not None and goal.metric not in known:
-        raise ConfigError(
-            f"--target {goal.metric}={goal.target:g}: {config.recipe} measures {', '.join(known)}, and no "
-            f"{goal.metric!r}.{nearest(goal.metric, known)}"
-        )
+    """Refuse a target, of the study or of the recipe, for a metric that the recipe does not measure."""
+    check_stop(config, config.metrics)
+    if goal.metric is not None:
+        check_measured(f"--target {goal.metric}={goal.target:g}", goal.metric, config.recipe, config.metrics)
 
 
 def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
-    """What a goal changes in a recipe: a run that is only timed ends early, and saves nothing."""
+    """What a goal changes in a recipe: a run to a target stops there; one that is only timed saves nothing."""
+    if goal.kind == "target":
+        yield f"stop_at={{{goal.metric}: {goal.target!r}}}"
     if goal.kind != "steps":
         return
     total = goal.warmup_steps + (goal.steps or 0)
-    yield f"max_steps={total}"
+    yield from (f"max_steps={total}", "stop_at=null")
     samples = config.data.train_samples()
     if samples is None:
         epochs = total  # an epoch has one step or more
@@ -71,8 +76,8 @@ def describe(goal: Goal) -> str:
     if goal.kind == "steps":
         return f"{goal.steps} steps after {goal.warmup_steps} of warm-up"
     if goal.kind == "target":
-        return f"the whole recipe, and when it comes to {goal.metric}={goal.target:g}"
-    return "the whole recipe"
+        return f"to {goal.metric}={goal.target:g}, or the whole recipe"
+    return "the whole recipe" + ("" if goal.metric is None else f", and when it comes to {goal.metric}={goal.target:g}")
 
 
 def _learning_warmup(config: RunConfig, plan: Plan) -> int:
@@ -90,7 +95,7 @@ def _timed(steps: int, warmup: int) -> Goal:
     return Goal("steps", steps, math.ceil(warmup / window) * window)  # no window is half warm-up
 
 
-def _read_target(text: str) -> Goal:
+def _read_target(text: str) -> tuple[str, float]:
     metric, _, value = text.partition("=")
     try:
         number = float(value)
@@ -98,4 +103,4 @@ def _read_target(text: str) -> Goal:
         number = math.nan
     if not metric or not math.isfinite(number):
         raise ConfigError(f"--target {text!r}: expected METRIC=NUMBER, for example valid_accuracy=0.95.")
-    return Goal("target", metric=metric, target=number)
+    return metric, number

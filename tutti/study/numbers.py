@@ -3,12 +3,9 @@
 Light: imports no torch.
 """
 
+from tutti.bench.numbers import percent, show_seconds, three_digits
 from tutti.study.fits import Estimate
 from tutti.study.run_figures import Summary
-
-
-def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 def percent_between(estimate: Estimate, digits: int = 0) -> str:
@@ -23,10 +20,10 @@ def times(estimate: Estimate) -> str:
 
 def duration(seconds: float) -> str:
     """A time in the unit in which it has few digits."""
-    for least, scale, unit in ((3600, 3600, "h"), (120, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms")):
+    for least, scale, unit in ((3600, 3600, "h"), (120, 60, "min")):
         if abs(seconds) >= least:
-            return f"{_three(seconds / scale)} {unit}"
-    return f"{_three(seconds * 1e6)} us"
+            return f"{three_digits(seconds / scale)} {unit}"
+    return show_seconds(seconds)
 
 
 def metric_words(name: str) -> str:
@@ -51,8 +48,3 @@ def metric_range(name: str, found: Summary) -> str:
 def count(value: float) -> str:
     """A number of things, with a comma at thousands."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
-
-
-def _three(value: float) -> str:
-    """Three digits that count."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -3,7 +3,7 @@
 Light: imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,14 @@ from tutti.records.metrics import read_events
 from tutti.records.record import read_record
 from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
 
-SHARES = ("reading", "computing", "communication", "waiting", "rest")  # of a step, together all of it
+_PHASES = {  # of a step, by the share that they are part of
+    "reading": ("data",),
+    "computing": ("forward", "backward", "update"),
+    "communication": ("communication",),
+    "waiting": ("waiting",),
+    "rest": ("rest",),
+}
+SHARES = tuple(_PHASES)  # together all of a step
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,18 @@ def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
     return [_read(folder, definition, point) for point in definition.points]
 
 
+def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The shares of log windows together; none where phases were not kept."""
+    known = [event for event in events if "forward_seconds" in event]
+    seconds = sum(event["seconds"] for event in known)
+    if not seconds:
+        return {}
+    return {
+        share: sum(event.get(f"{phase}_seconds", 0.0) for event in known for phase in phases) / seconds
+        for share, phases in _PHASES.items()
+    }
+
+
 def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
     run, state = folder.run(point.id), read_state(folder, point.id)
     record = read_record(run.record) or {}
@@ -89,16 +108,4 @@ def _metrics(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _window(event: Mapping[str, Any]) -> Window:
-    seconds = event["seconds"]
-    shares: dict[str, float] = {}
-    if "forward_seconds" in event:
-        computing = sum(event[f"{phase}_seconds"] for phase in ("forward", "backward", "update"))
-        parts = {
-            "reading": event["data_seconds"],
-            "computing": computing,
-            "communication": event["communication_seconds"],
-            "waiting": event.get("waiting_seconds", 0.0),
-            "rest": event["rest_seconds"],
-        }
-        shares = {name: value / seconds for name, value in parts.items()}
-    return Window(event["step"], seconds, event["samples_per_second"], shares)
+    return Window(event["step"], event["seconds"], event["samples_per_second"], shares_of([event]))

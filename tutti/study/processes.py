@@ -1,4 +1,4 @@
-"""A point as a process of its own: started, waited for, ended with this one; what it says when it fails.
+"""Points as processes of their own: started, waited for, ended with this one; what one says when it fails.
 
 Light: imports no torch.
 """
@@ -7,19 +7,21 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tutti.launch.parents import end_with_parent
 
 _SAVING_SECONDS = 60.0  # for a run that is told to end
+_LOOK_SECONDS = 0.1  # between two looks at several runs
 _LONGEST_REASON = 300
 
 
-def run_process(command: list[str], log: Path, env: Mapping[str, str]) -> int:
-    """Run a command to its end, its output added to a file; where this process is told to end, so is that one."""
+def start_process(command: list[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command whose output is added to a file; it ends with this process."""
     with open(log, "ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -28,24 +30,32 @@ def run_process(command: list[str], log: Path, env: Mapping[str, str]) -> int:
             process_group=0,  # Ctrl-C is this process's to pass on
             preexec_fn=end_with_parent,
         )
-    try:
-        return process.wait()
-    finally:
-        if process.returncode is None:
-            _end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a run save; the second Ctrl-C, or the end of its time, ends it at once."""
-    process.terminate()
+def wait_for_one(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until one of them has ended; beside a single one nothing runs that could disturb it."""
+    if len(processes) == 1:
+        processes[0].wait()
+    while all(process.poll() is None for process in processes):
+        time.sleep(_LOOK_SECONDS)
+
+
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let runs save; a second Ctrl-C, or the end of their time, ends them at once."""
+    alive = [process for process in processes if process.poll() is None]
+    deadline = time.monotonic() + _SAVING_SECONDS
     try:
-        process.wait(_SAVING_SECONDS)
+        for process in alive:
+            process.terminate()
+        for process in alive:
+            process.wait(max(0.0, deadline - time.monotonic()))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         pass
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def reason_of(code: int, log: Path) -> str:

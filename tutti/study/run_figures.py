@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tutti.config.targets import is_lower_better, is_reached
 from tutti.study.definition import Goal
 from tutti.study.outcome import SHARES, Outcome
 
@@ -78,11 +79,6 @@ def find_outliers(values: Sequence[float], least: float = 0.01) -> list[bool]:
     return (away > bound).tolist()
 
 
-def is_lower_better(metric: str) -> bool:
-    """Whether less of a metric is better."""
-    return metric.endswith(("loss", "error"))
-
-
 def read_figures(outcome: Outcome, goal: Goal) -> RunFigures:
     """One run in figures; only of a run that has finished are speed and goal told."""
     if not outcome.is_finished:
@@ -142,8 +138,8 @@ def _reached(outcome: Outcome, goal: Goal) -> Reached | None:
     """The first epoch at the target, or the last one where the whole recipe is the goal."""
     found = outcome.epochs[-1:]
     if goal.metric is not None and goal.target is not None:
-        sign = -1 if is_lower_better(goal.metric) else 1
-        found = [e for e in outcome.epochs if sign * e.metrics.get(goal.metric, -sign * math.inf) >= sign * goal.target]
+        target = {goal.metric: goal.target}
+        found = [epoch for epoch in outcome.epochs if is_reached(target, epoch.metrics)]
     elif goal.kind != "full":
         return None
     return Reached(found[0].epoch, found[0].step, found[0].seconds) if found else None

@@ -1,12 +1,14 @@
-"""The points of a study run one after another; a study that was interrupted goes on with what is missing.
+"""The points of a study run one after another, or some at once; an interrupted study goes on with what is missing.
 
 Light: imports no torch.
 """
 
 import os
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Protocol
 
 from tutti.errors import Interrupted
@@ -15,7 +17,7 @@ from tutti.records.runs import read_state as read_run_state
 from tutti.study.definition import Definition, Goal, Point, State, StudyFolder, read_state, write_state
 from tutti.study.executors import Executor, as_typed, step_environment
 from tutti.study.folders import clear_run
-from tutti.study.processes import reason_of, run_process
+from tutti.study.processes import end_processes, reason_of, start_process, wait_for_one
 
 Next = Literal["nothing", "note", "begin", "go on"]
 LOG = "point.log"  # in the logs of a point: all that it has printed
@@ -64,60 +66,96 @@ def what_is_left(folder: StudyFolder, definition: Definition, retry: bool) -> li
 
 
 def run_study(
-    folder: StudyFolder, definition: Definition, executor: Executor, teller: Teller, retry: bool = False
+    folder: StudyFolder,
+    definition: Definition,
+    executor: Executor,
+    teller: Teller,
+    retry: bool = False,
+    at_once: int = 1,
 ) -> None:
-    """Run what is left of a study. A point that fails is noted, and the next one runs."""
+    """Run what is left of a study, some points at once. A point that fails is noted, and the next one runs."""
     left = what_is_left(folder, definition, retry)
     for point in [point for point, following in left if following == "note"]:
         write_state(folder, point.id, replace(read_state(folder, point.id), state="finished", reason=None, ended=now()))
+    points = [each for each in left if each[1] != "note"]
+    sharing = at_once * max(point.ranks for point in definition.points) if at_once > 1 else 1
+    running = _Running(folder, executor, teller, step_environment(os.environ, sharing))
     try:
-        stopped = _run(folder, [each for each in left if each[1] != "note"], executor, teller)
+        stopped = running.run(points, at_once)
     except KeyboardInterrupt:
         raise _interrupted(folder, definition, "from outside") from None
+    finally:
+        running.end()
     if stopped is not None:
         raise _interrupted(folder, definition, f"with the run of {stopped.id}")
 
 
-def _run(folder: StudyFolder, points: Sequence[tuple[Point, Next]], executor: Executor, teller: Teller) -> Point | None:
-    """Run points one after another; the one that was stopped, with which the study stops."""
-    for number, (point, following) in enumerate(points, start=1):
-        place = Place(number, len(points), point)
-        if following == "begin":
-            clear_run(folder, point.id)
-        teller.begins(place)
+@dataclass
+class _Started:
+    """A point that runs now, noted as such."""
+
+    place: Place
+    state: State
+    began: float
+    process: subprocess.Popen[bytes]
+
+
+class _Running:
+    """The points of a study that run now."""
+
+    def __init__(self, folder: StudyFolder, executor: Executor, teller: Teller, env: Mapping[str, str]) -> None:
+        self._folder, self._executor, self._teller, self._env = folder, executor, teller, env
+        self._now: list[_Started] = []
+
+    def run(self, points: Sequence[tuple[Point, Next]], at_once: int) -> Point | None:
+        """Run points in their order; the one that was stopped, with which the study stops."""
+        for number, (point, following) in enumerate(points, start=1):
+            if len(self._now) == at_once and (stopped := self._wait()):
+                return stopped
+            if following == "begin":
+                clear_run(self._folder, point.id)
+            self._start(Place(number, len(points), point))
+        while self._now:
+            if stopped := self._wait():
+                return stopped
+        return None
+
+    def end(self) -> None:
+        """End what still runs; it waits for the study to go on."""
+        end_processes([each.process for each in self._now])
+        for started in self._now:
+            write_state(self._folder, started.place.point.id, replace(started.state, state="waiting"))
+        self._now = []
+
+    def _start(self, place: Place) -> None:
+        point = place.point
+        self._teller.begins(place)
+        command = self._executor.command(self._folder.run(point.id).path, point.ranks)
+        attempts = read_state(self._folder, point.id).attempts + 1
+        state = State("running", attempts=attempts, started=now(), launch_line=as_typed(command))
+        write_state(self._folder, point.id, state)
         began = time.monotonic()
-        state = run_point(folder, point, executor)
-        if state.state == "waiting":
+        process = start_process(command, self._log(point), self._env)
+        self._now.append(_Started(place, state, began, process))
+
+    def _wait(self) -> Point | None:
+        """Wait until a point has ended, and note it; the point, if it was stopped."""
+        wait_for_one([each.process for each in self._now])
+        ended = next(each for each in self._now if each.process.returncode is not None)
+        seconds = time.monotonic() - ended.began
+        code, point = ended.process.returncode, ended.place.point
+        if code == Interrupted.exit_code:
             return point
-        teller.ended(place, state, time.monotonic() - began)
-    return None
+        state = replace(ended.state, state="finished", ended=now())
+        if code != 0:
+            state = replace(state, state="failed", reason=reason_of(code, self._log(point)))
+        write_state(self._folder, point.id, state)
+        self._now.remove(ended)
+        self._teller.ended(ended.place, state, seconds)
+        return None
 
-
-def run_point(folder: StudyFolder, point: Point, executor: Executor) -> State:
-    """One point from its beginning to its end, noted before and after; it waits again where it was stopped."""
-    run = folder.run(point.id)
-    command = executor.command(run.path, point.ranks)
-    state = State(
-        "running",
-        attempts=read_state(folder, point.id).attempts + 1,
-        started=now(),
-        launch_line=as_typed(command),
-    )
-    write_state(folder, point.id, state)
-    log = run.logs / LOG
-    try:
-        code = run_process(command, log, step_environment(os.environ))
-    except KeyboardInterrupt:
-        write_state(folder, point.id, replace(state, state="waiting"))
-        raise
-    if code == 0:
-        state = replace(state, state="finished", ended=now())
-    elif code == Interrupted.exit_code:
-        state = replace(state, state="waiting")
-    else:
-        state = replace(state, state="failed", reason=reason_of(code, log), ended=now())
-    write_state(folder, point.id, state)
-    return state
+    def _log(self, point: Point) -> Path:
+        return self._folder.run(point.id).logs / LOG
 
 
 def _interrupted(folder: StudyFolder, definition: Definition, how: str) -> Interrupted:

@@ -27,7 +27,7 @@ from tutti.runtime.device import applies
 from tutti.runtime.group import Group
 from tutti.runtime.placement import Placement
 from tutti.runtime.watch import Watch
-from tutti.train.check import check_best
+from tutti.train.check import check_best, check_stop
 from tutti.train.job import Job
 from tutti.train.learner import Learner
 from tutti.train.meters import Metrics
@@ -137,6 +137,7 @@ def build_pieces(config: RunConfig, objects: Objects, placement: Placement, devi
         _adapt(model, train_data, device)
     metrics = config.metric_functions() if objects.metrics is None else objects.metrics
     check_best(config, metrics)
+    check_stop(config, metrics, validates=valid_data is not None)
     criterion = objects.loss or _build_loss(config)
     if isinstance(criterion, nn.Module):
         criterion.to(device)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
+from tutti.config.targets import check_measured
 from tutti.errors import ConfigError
 from tutti.optim.schedule import make_schedule
 
@@ -14,6 +15,7 @@ def check_parts(config: RunConfig, world_size: int) -> None:
         part.locate()
     config.metric_functions()
     check_best(config, [name.rpartition(":")[2] for name in config.metrics])
+    check_stop(config, config.metrics)
     samples = config.data.train_samples()
     if samples is not None:
         make_schedule(config, make_plan(config, world_size, samples))
@@ -25,3 +27,14 @@ def check_best(config: RunConfig, metrics: Iterable[str]) -> None:
     if best is not None and best not in ("loss", *metrics):
         known = ", ".join(("loss", *metrics))
         raise ConfigError(f"checkpoint.best={best!r}: expected one of this run's metrics, {known}.")
+
+
+def check_stop(config: RunConfig, metrics: Iterable[str], validates: bool = True) -> None:
+    """Refuse to stop at a metric that the run does not measure."""
+    for metric, value in (config.stop_at or {}).items():
+        given = f"stop_at.{metric}={value:g}"
+        if not validates:
+            raise ConfigError(
+                f"{given}, but there is no validation data: expected some. Give it, or leave out stop_at."
+            )
+        check_measured(given, metric, config.recipe, metrics)

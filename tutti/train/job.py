@@ -73,6 +73,12 @@ class Job(Standing):
         return sum(parameter.numel() for parameter in self.learner.model.parameters())
 
     @property
+    def gradient_bytes(self) -> int:
+        """What ranks average in a step, in however many passes."""
+        trained = [each for each in self.learner.model.parameters() if each.requires_grad]
+        return sum(each.nbytes for each in trained) if self.config.ddp.communicate else 0
+
+    @property
     def note(self) -> str | None:
         """What the training data has to say of itself."""
         return getattr(self.loader.dataset, "note", None)
@@ -85,6 +91,8 @@ class Job(Standing):
         DDP settles its buckets in its first backward pass. Done aside, it leaves a resumed run to add up gradients
         in the same order as a run that was never stopped.
         """
+        if self.has_reached:
+            return
         self._batches = self.loader.steps(self.step)
         first = next(self._batches, None)
         if first is None:
@@ -103,7 +111,7 @@ class Job(Standing):
         self.clock.start()
         timer = self.learner.timer
         timer.lap(0)  # of the rehearsal
-        while self.watch.goes_on(self.step):
+        while not self.has_reached and self.watch.goes_on(self.step):
             self.watch.at(Phase.BATCH, self.step + 1)
             timer.begin()
             began = self.clock.wait_began()

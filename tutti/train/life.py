@@ -1,8 +1,8 @@
 """The life of a run on one rank, whichever framework it is made of: folder, record, training, what remains."""
 
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -10,17 +10,17 @@ from tutti.config.framework import keras_backend
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, TuttiError
-from tutti.launch.binding import Binding
-from tutti.launch.local import launch_line
 from tutti.optim.schedule import Schedule
-from tutti.records.folder import RunFolder, create_folder, remove_folder, write_config
+from tutti.records.folder import RunFolder, remove_folder, write_config
 from tutti.records.history import summarise_epochs
 from tutti.records.journal import Journal
 from tutti.records.output import captured_output, log_traceback
 from tutti.records.record import Record
 from tutti.runtime.group import Group
+from tutti.runtime.joining import Machine
 from tutti.runtime.watch import Watch
 from tutti.train.clock import Clock
+from tutti.train.start import begin_record, make_folder
 from tutti.train.stragglers import Stragglers
 
 
@@ -41,19 +41,17 @@ class Running(Protocol):
     def parameters(self) -> int: ...
 
     @property
+    def gradient_bytes(self) -> int: ...
+
+    @property
     def note(self) -> str | None: ...
 
+    @property
+    def ended_by(self) -> str: ...
+
+    def tell_stop(self) -> Iterable[str]: ...
+
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a rank computes on."""
-
-    device: str  # cpu or cuda
-    device_name: str
-    threads: int
-    binding: Binding | None = None
 
 
 _STATES = {KeyboardInterrupt: "stopped", Interrupted: "interrupted"}
@@ -100,16 +98,7 @@ def _live_in(
 ) -> JobType:
     record = Record.open(folder.record)
     if group.is_first:
-        record.content |= {"recipe": config.recipe, "ranks": group.world_size, "seed": config.seed}
-        record.start(
-            framework=config.framework,
-            launcher=group.placement.launcher,
-            launch_line=launch_line(),
-            ranks=group.world_size,
-            device=machine.device_name,
-            threads_per_rank=machine.threads,
-            resumed_from=str(resume) if resume else None,
-        )
+        begin_record(record, config, group, machine, resumed_from=str(resume) if resume else None)
     cores = _cores(group, machine)
     try:
         with watch.explained():
@@ -128,6 +117,8 @@ def _live_in(
             _announce(job, machine, cores, resume)
         with watch.explained():
             train(job)
+        for line in job.tell_stop():
+            job.journal.say(line)
     except BaseException as error:
         job.close()
         if group.is_first:
@@ -148,16 +139,8 @@ def _open_folder(
     if resume is not None:
         return RunFolder(resume.parent.parent), False
     if folder is None:
-        error: TuttiError | None = None
-        if group.is_first:
-            try:
-                folder = create_folder(config.out, config.recipe, group.world_size)
-            except TuttiError as found:
-                error = found
-        group.agree(error)
-        folder = group.from_first(folder)
-    assert folder is not None
-    return folder, not (folder.record.exists() or folder.job.exists())
+        folder = make_folder(group, config.out, config.recipe)
+    return folder, not (folder.record.exists() or folder.job.exists() or folder.study.exists())
 
 
 def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError) -> None:
@@ -208,12 +191,18 @@ def _facts(job: Running) -> dict[str, object]:
         "total_steps": plan.total_steps,
         "peak_lr": job.schedule.peak_lr,
         "parameters": job.parameters,
+        "gradient_bytes": job.gradient_bytes,
     }
 
 
 def _results(job: Running) -> dict[str, Any]:
     seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
-    return {"results": job.results, "samples_per_second": job.samples_per_second, "seconds": seconds}
+    return {
+        "ended_by": job.ended_by,
+        "results": job.results,
+        "samples_per_second": job.samples_per_second,
+        "seconds": seconds,
+    }
 
 
 def _slow(job: Running) -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """Where a run stands, and what is due there; the same in every framework."""
 
+from collections.abc import Iterator
+
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.targets import is_lower_better, is_reached
 from tutti.errors import Interrupted
 from tutti.records.folder import RunFolder
+from tutti.records.screen import show_number
 from tutti.runtime.group import Group
 from tutti.runtime.watch import Watch
 
@@ -31,6 +35,32 @@ class Standing:
     def epoch_ends(self) -> bool:
         return self.step % self.plan.steps_per_epoch == 0
 
+    @property
+    def has_reached(self) -> bool:
+        """Whether the validation that ends this epoch has come to `stop_at`; all ranks have the same results."""
+        target = self.config.stop_at
+        return target is not None and self.epoch_ends and is_reached(target, self.results)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.step == self.plan.total_steps or self.has_reached
+
+    @property
+    def ended_by(self) -> str:
+        """The key of the recipe that ends the run."""
+        if self.has_reached:
+            return "stop_at"
+        return "epochs" if self.step == self.plan.steps_per_epoch * self.plan.epochs else "max_steps"
+
+    def tell_stop(self) -> Iterator[str]:
+        """For people: what the run has come to, where that has ended it."""
+        if self.has_reached:
+            for metric, value in (self.config.stop_at or {}).items():
+                found = f"{metric.replace('_', ' ')} {show_number(metric, self.results[metric])}"
+                where = f"after epoch {self.epoch} of {self.plan.epochs}"
+                yield f"stopped {where}: {found} has come to stop_at.{metric}={value:g}"
+
     def logs_after(self, step: int) -> bool:
         """After the first step, every N steps, and where an epoch or the run ends."""
         ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
@@ -42,7 +72,7 @@ class Standing:
         wish = self.config.checkpoint
         if wish.every_steps and self.step % wish.every_steps == 0:
             return True
-        if self.step == self.plan.total_steps and (wish.every_steps or wish.every_epochs):
+        if self.is_over and (wish.every_steps or wish.every_epochs):
             return True
         return self.epoch_ends and (self._is_best or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0))
 
@@ -52,7 +82,7 @@ class Standing:
         if name is None:
             return
         value = self.results[f"valid_{name}"]
-        sign = -1 if name == "loss" else 1
+        sign = -1 if is_lower_better(name) else 1
         self._is_best = self._best is None or sign * value > sign * self._best
         if self._is_best:
             self._best = value
@@ -60,7 +90,7 @@ class Standing:
     def hand_over(self) -> None:
         """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
         self.watch.rests()
-        if self.watch.stop_reason is None or self.step == self.plan.total_steps:
+        if self.watch.stop_reason is None or self.is_over:
             return
         self.save()
         self.group.barrier("the end of this part of the run")  # no rank ends while another still writes

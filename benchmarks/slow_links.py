@@ -1,0 +1,211 @@
+"""A study of ranks over slow links: what efficiency is lost, what explains it, and what a larger batch gains.
+
+Claim: on 1, 2 and 4 nodes with links of 200 Mbit/s a model of 5 million parameters loses efficiency to communication,
+and the report says so; what is exposed of it is within 15 % of one all-reduce of the gradients by the measured links;
+twice the batch of a rank raises efficiency, and the report says that too.
+
+- The nodes are those of a real Slurm on this machine (tests/slurm.py), each with network, name and processes of its
+  own. All links are limited by `tc`. Since the nodes share the cores of one machine, each has a fixed part of a core
+  (0.4, by a CPU quota), the same on 1, 2 and 4 nodes: so one node is as fast alone as among four, and of two cores
+  something is left for the kernel's work on packets, and for Slurm.
+- In one allocation `tutti bench collectives` measures all-reduces on 2 and 4 nodes, under the same quota; then `tutti
+  scale` runs the recipe beside this file (slow_links.yaml) with a batch of a rank, and with twice that batch.
+- `tutti report --collectives --compare` makes the page. All gradients are one bucket, so that nothing of their
+  exchange is hidden; without `ddp.bucket_mb` a part would travel while the first layers still compute.
+
+It needs root, Slurm (apt-get install slurm-wlm munge iproute2) and CPU quotas, and takes about 15 minutes.
+"""
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import measure
+
+from tutti.report.study import read_study
+from tutti.study.analysis import Analysis
+from tutti.study.fits import Estimate
+from tutti.study.links import NEAR
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+if TYPE_CHECKING:
+    from slurm import Cluster
+
+RECIPE = Path(__file__).with_suffix(".yaml")
+TUTTI = [sys.executable, "-m", "tutti"]
+SIZES = "256KB,1MB,4MB,16MB,32MB"
+HEAD = ("batch a rank", "nodes", "efficiency", "interval", "a step", "exposed", "interval", "all-reduce", "ratio")
+LIMIT_SECONDS = 2400
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the results of the three measurements are, as seen from their folder."""
+
+    collectives: Path
+    studies: tuple[Path, Path]
+
+
+def main() -> None:
+    """Run all, and say whether the claim holds; so does the exit code."""
+    import quotas
+    import slurm
+
+    options = _parse()
+    if why := slurm.unavailable() or quotas.unavailable():
+        sys.exit(f"there are no nodes to measure on here: {why}")
+    facts = measure.conditions(ranks=4, trials=options.repeat, rate=options.rate, cores_of_a_node=options.cores)
+    measure.print_conditions(facts)
+    with _folder(options.keep) as folder:
+        shutil.copy(RECIPE, folder)
+        with slurm.running(options.rate, options.cores) as cluster:
+            run_in_allocation(cluster, _commands(options), folder)
+        found = _find(folder)
+        conclusions = write_reports(folder, found)
+        once, twice = (read_study(folder / study, folder / found.collectives) for study in found.studies)
+    print("\n".join(["", *conclusions, ""]))
+    rows = [row for analysis in (once, twice) for row in _rows(analysis)]
+    measure.print_table(HEAD, [_shown(row) for row in rows])
+    bars = _bars(once, twice, conclusions)
+    measure.print_verdict(bars)
+    measure.write_json(options.out, {"conditions": facts, "points": rows, "conclusions": conclusions, "bars": bars})
+    sys.exit(0 if all(bars.values()) else 1)
+
+
+def run_in_allocation(cluster: "Cluster", commands: Sequence[Sequence[str]], folder: Path) -> None:
+    """Run commands on the login host, inside one allocation of all nodes, and show what they print."""
+    import slurm
+
+    script = folder / "commands.sh"
+    script.write_text("set -e\nexec 2>&1\n" + "".join(f"{' '.join(words)}\n" for words in commands))
+    words = ["salloc", "--quiet", "--nodes=4", "--ntasks-per-node=1", "bash", str(script)]
+    environment = slurm.environment(**cluster.settings)
+    with cluster.hosts.start(slurm.LOGIN, words, environment, folder) as process:
+        timer = threading.Timer(LIMIT_SECONDS, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+    if process.returncode:
+        sys.exit(f"a command ended with exit code {process.returncode}: see above")
+
+
+def write_reports(folder: Path, found: Found) -> list[str]:
+    """Write the page of each study, and one that compares them; what that concludes."""
+    once, twice = map(str, found.studies)
+    printed = ""
+    for words in ([once], [twice], [once, "--compare", twice, "--out", "report.html"]):
+        line = [*TUTTI, "report", *words, "--collectives", str(found.collectives)]
+        done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        printed = done.stdout
+    return [line for line in printed.splitlines() if line.endswith(".")]
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rate", default="200mbit", help="of every link, as tc writes it")
+    parser.add_argument("--cores", type=float, default=0.4, help="that a node may use")
+    parser.add_argument("--batch", type=int, default=4096, help="of a rank; and then twice that")
+    parser.add_argument("--steps", type=int, default=2, help="to time in a run")
+    parser.add_argument("--repeat", type=int, default=3, help="runs on each number of nodes")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave the studies and the report")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    """The folder that is asked for, empty, or one that goes when all is done."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="tutti-slow-links-") as folder:
+            yield Path(folder)
+        return
+    if kept.exists() and any(kept.iterdir()):
+        sys.exit(f"--keep {kept}: expected a folder that is empty, or not there yet.")
+    kept.mkdir(parents=True, exist_ok=True)
+    yield kept.resolve()
+
+
+def _commands(options: argparse.Namespace) -> list[list[str]]:
+    bench = ["bench", "collectives", "--operations", "all_reduce", "--sizes", SIZES, "--trials", "3"]
+    study = ["scale", RECIPE.name, "--ranks", "1,2,4", "--mode", "weak", "--warmup", "1"]
+    study += ["--steps", str(options.steps), "--repeat", str(options.repeat)]
+    return [
+        ["srun", *TUTTI, *bench, "--seconds", "120", "out=links"],
+        [*TUTTI, *study, f"batch.per_rank={options.batch}", "--out", "once"],
+        [*TUTTI, *study, f"batch.per_rank={2 * options.batch}", "--out", "twice"],
+    ]
+
+
+def _find(folder: Path) -> Found:
+    [links] = folder.glob("links/**/collectives.json")
+    [once] = folder.glob("once/**/study.json")
+    [twice] = folder.glob("twice/**/study.json")
+    places = [path.parent.relative_to(folder) for path in (links, once, twice)]
+    return Found(places[0], (places[1], places[2]))
+
+
+def _rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """The figures of a study by number of nodes."""
+    assert analysis.scaling is not None and analysis.links is not None
+    rows = []
+    for point in analysis.scaling.points:
+        exchange = analysis.links.at(point.ranks)
+        row = {"per_rank_batch": point.per_rank_batch, "nodes": point.ranks, "step_seconds": point.step_seconds}
+        row |= {"efficiency": _ends(point.efficiency)}
+        if exchange:
+            row |= {"exposed_seconds": _ends(exchange.exposed), "all_reduce_seconds": exchange.seconds}
+            row |= {"gradient_bytes": exchange.gradient_bytes, "ratio": exchange.ratio.value}
+        rows.append(row)
+    return rows
+
+
+def _ends(found: Estimate) -> list[float]:
+    return [found.value, found.low, found.high]
+
+
+def _shown(row: dict[str, Any]) -> list[str]:
+    value, low, high = (100 * each for each in row["efficiency"])
+    cells = [f"{row['per_rank_batch']:,}", str(row["nodes"]), f"{value:.1f} %", f"{low:.1f} to {high:.1f} %"]
+    cells.append(f"{row['step_seconds']:.2f} s")
+    if "ratio" not in row:
+        return [*cells, "", "", "", ""]
+    value, low, high = row["exposed_seconds"]
+    cells += [f"{value:.3f} s", f"{low:.3f} to {high:.3f} s", f"{row['all_reduce_seconds']:.3f} s"]
+    return [*cells, f"{row['ratio']:.3f}"]
+
+
+def _bars(once: Analysis, twice: Analysis, conclusions: Sequence[str]) -> dict[str, bool]:
+    """The parts of the claim, and whether they hold."""
+    assert once.scaling and twice.scaling and once.links and twice.links
+    low, high = (each.points[-1].efficiency for each in (once.scaling, twice.scaling))
+    is_named = any(each.endswith("of that is communication.") for each in conclusions)
+    is_told = any("efficiency at 4 ranks rises" in each for each in conclusions)
+    ratios = [each.ratio.value for links in (once.links, twice.links) for each in links.exchanges]
+    explained = len(ratios) == 4 and all(abs(ratio - 1) <= NEAR for ratio in ratios)
+    return {
+        "efficiency is lost, and the report names communication": low.is_below(1.0) and is_named,
+        f"exposed within {NEAR:.0%} of an all-reduce": explained,
+        "more efficient with twice the batch, and the report says so": high.is_above(low) and is_told,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What measured links say of a study of ranks: one all-reduce of the gradients beside the communication of a step.
+
+Light: imports no torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.bench.collective_model import Model
+from tutti.bench.collective_results import FILE
+from tutti.config.schema import MOST_DIRECT_BYTES
+from tutti.errors import ConfigError, FolderError
+from tutti.study.efficiency import ScalePoint, Scaling
+from tutti.study.fits import Estimate
+from tutti.study.numbers import duration, percent
+from tutti.study.outcome import Outcome
+
+NEAR = 0.15  # as a part of an all-reduce: exposed communication that is as far away may be it
+_ELSEWHERE = "Run `tutti bench collectives --operations all_reduce` where the ranks of the study were"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The gradients of a step averaged over a number of ranks: as the links would have it, and as it was."""
+
+    ranks: int
+    gradient_bytes: int
+    seconds: float  # of one all-reduce, by the model of collectives
+    is_measured: bool  # whether collectives were measured on as many ranks
+    exposed: Estimate  # seconds of a step
+
+    @property
+    def ratio(self) -> Estimate:
+        """What is exposed, as a part of the all-reduce."""
+        return Estimate(*(each / self.seconds for each in (self.exposed.value, self.exposed.low, self.exposed.high)))
+
+    @property
+    def size(self) -> str:
+        return f"{self.gradient_bytes / 1e6:.3g} MB"
+
+
+@dataclass(frozen=True)
+class Links:
+    """A measurement of collectives, and what it says of the points of a study."""
+
+    source: str
+    exchanges: tuple[Exchange, ...]  # by ranks
+
+    def at(self, ranks: int) -> Exchange | None:
+        return next((each for each in self.exchanges if each.ranks == ranks), None)
+
+
+def match_links(given: Path, scaling: Scaling, outcomes: Sequence[Outcome]) -> Links:
+    """What a measurement of collectives says of a study; an error where it says nothing of any of its points."""
+    model, conditions = _read(given)
+    exchanges, reasons = [], []
+    for point in scaling.points:
+        if point.ranks == 1:
+            continue
+        run = next(each for each in outcomes if each.is_finished and each.windows and each.point.ranks == point.ranks)
+        if reason := _why_not(model, conditions, point, run):
+            reasons.append(f"{point.ranks} ranks: {reason}")
+        else:
+            exchanges.append(_exchange(model, point, run))
+    if reasons and not exchanges:
+        raise ConfigError(f"--collectives {given} says nothing of this study. On {'; on '.join(reasons)}.")
+    return Links(str(given), tuple(exchanges))
+
+
+def conclude_links(links: Links) -> list[str]:
+    """Whether an all-reduce explains what is exposed on the largest number of ranks."""
+    if not links.exchanges:
+        return []
+    last = links.exchanges[-1]
+    by = "by the measured links" if last.is_measured else "by the links, measured on other numbers of ranks"
+    whole = f"An all-reduce of {last.size} on {last.ranks} ranks takes {duration(last.seconds)} {by}"
+    exposed, ratio = duration(last.exposed.value), last.ratio
+    if ratio.is_above(1 + NEAR):
+        return [f"{whole}; {exposed} a step are exposed, {ratio.value:.2f} times as long: links do not explain it."]
+    if ratio.is_below(1 - NEAR):
+        part = percent(ratio.value)
+        return [f"{whole}; {exposed} a step are exposed, {part} of it: the rest is hidden behind computing."]
+    if abs(ratio.value - 1) <= NEAR:
+        part = percent(ratio.value)
+        return [f"{whole}; the {exposed} a step that are exposed are {part} of it: hardly any of it is hidden."]
+    ends = f"{duration(last.exposed.low)} to {duration(last.exposed.high)}"
+    return [f"{whole}; {ends} a step are exposed: how much of it is hidden cannot be told."]
+
+
+def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
+    """The model of an all-reduce, and the conditions under which it was measured."""
+    path = given / FILE if given.is_dir() else given
+    try:
+        plain = json.loads(path.read_text())
+        models = {each["operation"]: Model.from_plain(each) for each in plain["models"]}
+        conditions = plain["conditions"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FolderError(
+            f"--collectives {given}: {path} is no measurement of collectives ({error}): expected a run folder of "
+            f"`tutti bench collectives`, or the {FILE} in it."
+        ) from error
+    if "all_reduce" not in models:
+        known = ", ".join(models) or "nothing"
+        raise FolderError(f"--collectives {given} has a model of {known}, and none of all_reduce. {_ELSEWHERE}.")
+    return models["all_reduce"], conditions
+
+
+def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run: Outcome) -> str | None:
+    """Why a measurement says nothing of a point."""
+    size, hosts = run.plan.get("gradient_bytes"), len(set(run.conditions.get("hosts", ())))
+    on_cpu = run.conditions.get("device") == "cpu"
+    if not size:
+        return "the record does not say that gradients are averaged, and how large they are. Run the study again"
+    if point.seconds("communication") is None:
+        return "the time of communication was not kept. Run the study with log.phases=true"
+    device = conditions.get("device", "cpu")
+    if on_cpu != (device == "cpu"):
+        return f"collectives were measured on {device}, and the study ran on another device. {_ELSEWHERE}"
+    if not any(each.across_hosts == (hosts > 1) for each in model.regimes):
+        measured = "one host" if hosts > 1 else "several hosts"
+        return f"collectives were measured on ranks of {measured}, and these are on {hosts}. {_ELSEWHERE}"
+    if on_cpu and hosts == 1 and point.ranks * size <= MOST_DIRECT_BYTES:
+        return "gradients as small as these pass through the memory of their host, and through no collective"
+    return None
+
+
+def _exchange(model: Model, point: ScalePoint, run: Outcome) -> Exchange:
+    across = len(set(run.conditions["hosts"])) > 1
+    size, exposed = run.plan["gradient_bytes"], point.seconds("communication")
+    assert exposed is not None
+    is_measured = point.ranks in model.regime(point.ranks, across).measured_ranks
+    return Exchange(point.ranks, size, model.seconds(point.ranks, size, across), is_measured, exposed)
