@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import namespaces
-import quotas
 from conftest import Finished, environment
 from namespaces import Hosts
 
@@ -71,9 +70,8 @@ def unavailable() -> str | None:
 class Cluster:
     """What a user does on the login host, and what an administrator fears."""
 
-    def __init__(self, hosts: Hosts, shares: Mapping[str, Path] | None = None) -> None:
+    def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        self.shares = shares or {}  # control groups, of nodes that have a share of the cores
         self.folder = hosts.folder
         self.settings = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
@@ -144,11 +142,7 @@ class Cluster:
         self.wait_for_node(node)
 
     def start_slurmd(self, node: str) -> None:
-        line = f"slurmd -N {node}"
-        if node in self.shares:  # on one core, whose time the kernel then divides well
-            cores = sorted(os.sched_getaffinity(0))
-            line = f"echo 0 > {self.shares[node]}; taskset -c {cores[NODES.index(node) % len(cores)]} {line}"
-        self.hosts.by_name[node].shell(f"export SLURM_CONF={self.folder}/slurm.conf; {line}")
+        self.hosts.by_name[node].shell(f"SLURM_CONF={self.folder}/slurm.conf slurmd -N {node}")
 
     def wait_for_node(self, node: str) -> None:
         """Wait until a node is idle."""
@@ -194,17 +188,11 @@ def wait_until(ready: Callable[[], T | None], otherwise: Callable[[], str], seco
 
 
 @contextlib.contextmanager
-def running(rate: str | None = None, cores: float | None = None) -> Iterator[Cluster]:
-    """A cluster with idle nodes; nothing of it is left afterwards.
-
-    `rate` limits the links of all hosts, and `cores` all that a node computes: 0.4 of a core, for example, so that one
-    node is as fast alone as among others.
-    """
+def running(rate: str | None = None) -> Iterator[Cluster]:
+    """A cluster with idle nodes, on links of a rate; nothing of it is left afterwards."""
     network = "10.80.0"
-    with contextlib.ExitStack() as stack:
-        shares = stack.enter_context(quotas.shares(NODES, cores)) if cores else {}
-        hosts = stack.enter_context(namespaces.hosts([*NODES, LOGIN], rate=rate, network=network))
-        cluster = Cluster(hosts, shares)
+    with namespaces.hosts([*NODES, LOGIN], rate=rate, network=network) as hosts:
+        cluster = Cluster(hosts)
         login = hosts.by_name[LOGIN]
         text = _CONFIGURATION.format(folder=hosts.folder, network=network, login=login.address)
         hosts.folder.chmod(0o755)  # munged asks for that

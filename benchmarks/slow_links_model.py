@@ -1,0 +1,43 @@
+"""The network of benchmarks/slow_links.py: five million parameters, and a device whose speed does not depend on others.
+
+The nodes of that benchmark share the cores of one machine, and would slow each other down. So most of their computing
+is stood in for by waiting, as a rank waits for an accelerator: a third of it in the forward pass, two in the backward
+pass, layer by layer. The network itself, its gradients and their exchange are real.
+"""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class SlowNetwork(nn.Module):
+    """Layers that take a time for each sample, whatever else the machine does."""
+
+    def __init__(self, inputs: int, width: int, classes: int, seconds_per_sample: float) -> None:
+        super().__init__()
+        widths = [inputs, width, width, classes]
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.seconds = seconds_per_sample / len(self.layers)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            samples = _Waiting.apply(layer(samples.relu() if number else samples), self.seconds)
+        return samples
+
+
+class _Waiting(torch.autograd.Function):
+    """Passes values on, and gradients, when the time of a layer is over."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, seconds_per_sample: float) -> torch.Tensor:
+        ctx.seconds = len(values) * seconds_per_sample
+        time.sleep(ctx.seconds / 3)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.seconds * 2 / 3)
+        return gradients[0], None
