@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tutti.records.screen import show_number
+from tutti.study import numbers
 from tutti.study.definition import Definition, Point, State, StudyFolder
 from tutti.study.outcome import read_outcomes
 from tutti.study.run_figures import read_figures
@@ -62,7 +63,7 @@ class Shown:
         """What a run has come to."""
         outcome = read_outcomes(self._folder, replace(self._definition, points=(point,)))[0]
         figures = read_figures(outcome, self._definition.goal)
-        words = [f"{figures.speed.median:,.0f} samples/s"] if figures.speed else []
+        words = [f"{numbers.speed(figures.speed.median)} samples/s"] if figures.speed else []
         if self._definition.goal.kind != "steps":
             words += [f"{name.replace('_', ' ')} {show_number(name, v)}" for name, v in figures.final.items()]
         return words + ([f"collapsed: {figures.collapse}"] if figures.collapse else [])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tutti.cli.tables import print_table
 from tutti.records.screen import show_number
+from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting, analyse
 from tutti.study.definition import Definition, StudyFolder, read_state
 from tutti.study.outcome import Outcome, read_outcomes
@@ -57,7 +58,7 @@ def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
     row["global batch"] = "" if batch is None or "batch.global" in row else f"{batch:,}"
     row["state"] = _state(setting)
     speed = setting.speed
-    row["samples/s"] = f"{speed.median:,.0f}" if speed else ""
+    row["samples/s"] = numbers.speed(speed.median) if speed else ""
     row["spread"] = _spread(setting.finished)
     point = analysis.scaling.at(setting.ranks) if analysis.scaling else None
     row["efficiency"] = f"{point.efficiency.value:.0%}" if point else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
 from tutti.study.run_figures import RunFigures, Summary
@@ -51,7 +52,7 @@ def _scaling_table(analysis: Analysis) -> Table:
             str(point.ranks),
             count(point.global_batch) if point.global_batch else "",
             f"{point.runs} ({point.windows})",
-            f"{speed.value:,.0f} ({speed.low:,.0f} to {speed.high:,.0f})",
+            _speeds(speed.value, speed.low, speed.high),
             "1.00" if is_first else f"{point.speedup.value:.2f} ({point.speedup.low:.2f} to {point.speedup.high:.2f})",
             "100.0 %" if is_first else percent_between(point.efficiency, 1),
             duration(point.step_seconds) if point.step_seconds else "",
@@ -100,7 +101,7 @@ def _sweep_table(analysis: Analysis) -> Table:
 def _sweep_row(setting: Setting, keys: list[str], metric: str | None, show: ShowValue) -> list[Cell]:
     speed, steps, seconds = setting.speed, setting.steps_to_goal(), setting.seconds_to_goal()
     texts = [f"{len(setting.ended)} of {len(setting.runs)}", str(len(setting.collapsed) or "")]
-    texts.append(f"{speed.median:,.0f} ({speed.low:,.0f} to {speed.high:,.0f})" if speed else "")
+    texts.append(_speeds(speed.median, speed.low, speed.high) if speed else "")
     if metric:
         texts += [_range(metric, found) if found else "" for found in (setting.final(metric), setting.best(metric))]
     ended = len(setting.ended)
@@ -139,9 +140,9 @@ def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path,
     cells += [show(key, point.values.get(key, "")) for key in keys]
     texts = [
         str(point.seed),
-        f"{speed.median:,.0f}" if speed else "",
+        numbers.speed(speed.median) if speed else "",
         str(speed.n) if speed else "",
-        f"{speed.low:,.0f} to {speed.high:,.0f}" if speed else "",
+        f"{numbers.speed(speed.low)} to {numbers.speed(speed.high)}" if speed else "",
         percent(run.shares["communication"], 1) if run.shares else "",
     ]
     if metric:
@@ -217,3 +218,7 @@ def _conditions(segment: Mapping[str, Any]) -> list[tuple[str, str]]:
         else:
             found.append((key.replace("_", " "), str(value)))
     return found
+
+
+def _speeds(middle: float, low: float, high: float) -> str:
+    return f"{numbers.speed(middle)} ({numbers.speed(low)} to {numbers.speed(high)})"

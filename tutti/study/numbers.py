@@ -45,6 +45,11 @@ def metric_range(name: str, found: Summary) -> str:
     return f"{metric_number(name, found.mean)} ({low} to {high}{unit} in {found.n} runs)"
 
 
+def speed(samples_per_second: float) -> str:
+    """Whole samples a second, and parts of them where they are few."""
+    return three_digits(samples_per_second, keep_zeros=True)
+
+
 def count(value: float) -> str:
     """A number of things, with a comma at thousands."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
