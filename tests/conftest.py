@@ -1,6 +1,7 @@
 """What the tests share: commands with a deadline, ranks with one thread, and a check that nothing is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ DEADLINE_SECONDS = 240
 LONG = ("cluster", "frameworks", "hvd/keras", "test_docs", "test_examples", "train", "launch", "hvd/test_elastic")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has what it starts in its background ignore
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def test_time_to_the_target_is_compared(tmp_path: Path) -> None:
 
     goal = Goal("target", metric="valid_accuracy", target=0.95)
     said = sentences(scale_study(tmp_path / "s", made, ranks=(1, 4), goal=goal, mode="strong"))
-    assert "To reach a validation accuracy of 95.0 %, 4 ranks take 800 ms and 1 rank 3.2 s: 4.00 times as fast." in said
+    times = "4 ranks take 800 ms and 1 rank 3.2 s: 4.00 times as fast (one run each)"
+    assert f"To reach a validation accuracy of 95.0 %, {times}." in said
 
 
 def test_what_failed_or_is_missing_is_told(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
 
     said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 256]}, 3))
     assert "Training holds" not in said
-    assert "Some runs collapse, by global batch: 1 of 3 at 256." in said
+    assert "Some runs collapse, by the global batch: 1 of 3 at 256." in said
 
 
 def test_the_only_curve_needs_no_name(tmp_path: Path) -> None:
