@@ -100,7 +100,11 @@ def undisturbed(folder: Path) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("wishes", "hosts"),
     [
-        (["--nodes", "4", "--ranks-per-node", "2"], ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]),
+        pytest.param(
+            ["--nodes", "4", "--ranks-per-node", "2"],
+            ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"],
+            marks=pytest.mark.slow,  # eight ranks
+        ),
         (["--nodes", "3", "--ranks", "4"], ["n1", "n1", "n2", "n3"]),
     ],
     ids=["equal", "unequal"],

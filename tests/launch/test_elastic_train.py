@@ -153,6 +153,7 @@ def test_a_killed_rank_leaves_fewer_until_it_is_back_and_no_sample_is_lost(tmp_p
 
 
 @elastic_ranks
+@pytest.mark.slow
 def test_a_second_host_is_taken_in_and_its_loss_survived(tmp_path: Path, undisturbed: Path) -> None:
     write_recipe(tmp_path, slow_below=3)
     with launched(tmp_path, "--min-ranks", "1", "--max-ranks", "2", "-n", "1") as first:

@@ -178,6 +178,7 @@ def test_layout_and_folding_learn_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
     """12 steps; compiled code adds in another order."""
     plain, compiled = (trained({"compile": value}, tmp_path / str(value)) for value in (False, True))
