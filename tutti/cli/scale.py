@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from tutti.cli.studies import Planned, Where, refuse_with_resume, resume, start
+from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume, start
 from tutti.errors import ConfigError
-from tutti.launch import local
 from tutti.study.goals import read_goal
 from tutti.study.scale import read_mode, read_ranks, scale_points
 
@@ -31,16 +30,12 @@ def scale(asked: Asked, where: Where, resumed: str | None, retry: bool) -> None:
         refuse_with_resume({"RECIPE": asked.recipe, "overrides": asked.overrides, "--on": where.on} | given)
         resume(resumed, "scale", where, retry)
         return
-    if retry:
-        raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
-    if asked.recipe is None:
-        raise ConfigError("no recipe is given: expected tutti scale RECIPE --ranks 1,2,4 --mode weak.")
+    recipe = recipe_of(asked.recipe, retry, "tutti scale RECIPE --ranks 1,2,4 --mode weak")
     for option, value, example in (("--ranks", asked.ranks, "1,2,4"), ("--mode", asked.mode, "weak")):
         if value is None:
             raise ConfigError(f"{option} is missing. Say {option} {example}, for example.")
     ranks, mode = read_ranks(asked.ranks or ""), read_mode(asked.mode or "")
     goal = read_goal(asked.steps, asked.warmup, asked.target, asked.full, timed=True)
-    local.make_importable(asked.recipe)
     repeats = 1 if asked.repeat is None else asked.repeat
-    checked = scale_points(asked.recipe, asked.overrides, ranks, mode, goal, repeats)
-    start(Planned("scale", asked.recipe, asked.overrides, goal, checked, mode), where)
+    checked = scale_points(recipe, asked.overrides, ranks, mode, goal, repeats)
+    start(Planned("scale", recipe, asked.overrides, goal, checked, mode), where)

@@ -90,6 +90,16 @@ def resume(given: str, kind: Kind, where: Where, retry: bool) -> None:
         _run(folder, definition, executor, retry, where.at_once or definition.at_once)
 
 
+def recipe_of(recipe: str | None, retry: bool, example: str) -> str:
+    """The recipe of a study that begins, which can be imported from now on; a study of nothing is refused."""
+    if retry:
+        raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
+    if recipe is None:
+        raise ConfigError(f"no recipe is given: expected {example}.")
+    local.make_importable(recipe)
+    return recipe
+
+
 def refuse_with_resume(given: dict[str, object]) -> None:
     """A study that goes on is as it was defined."""
     named = [name for name, value in given.items() if value]

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from tutti.cli.studies import Planned, Where, refuse_with_resume, resume, start
-from tutti.errors import ConfigError
-from tutti.launch import local
+from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume, start
 from tutti.study.goals import read_goal
 from tutti.study.sweep import Grid, read_axes, sweep_points
 
@@ -31,17 +29,13 @@ def sweep(asked: Asked, where: Where, resumed: str | None, retry: bool) -> None:
         refuse_with_resume({"RECIPE": asked.recipe, "overrides": asked.overrides} | options)
         resume(resumed, "sweep", where, retry)
         return
-    if retry:
-        raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
-    if asked.recipe is None:
-        raise ConfigError("no recipe is given: expected tutti sweep RECIPE --set batch.global=64,256.")
+    recipe = recipe_of(asked.recipe, retry, "tutti sweep RECIPE --set batch.global=64,256")
     grid = Grid(read_axes(asked.axes), _or_one(asked.seeds), _or_one(asked.ranks), asked.micro)
     goal = read_goal(None, None, asked.target, False, timed=False)
-    local.make_importable(asked.recipe)
-    checked, left_out = sweep_points(asked.recipe, asked.overrides, grid, goal, asked.skip_impossible)
+    checked, left_out = sweep_points(recipe, asked.overrides, grid, goal, asked.skip_impossible)
     for fault in left_out:
         print(f"left out: {fault.what}: {fault.text}")
-    start(Planned("sweep", asked.recipe, asked.overrides, goal, checked), where)
+    start(Planned("sweep", recipe, asked.overrides, goal, checked), where)
 
 
 def _or_one(number: int | None) -> int:

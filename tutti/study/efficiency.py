@@ -20,7 +20,7 @@ from tutti.study.fits import (
     fit_gustafson,
     median_of_runs,
 )
-from tutti.study.outcome import SHARES, Outcome, Window
+from tutti.study.outcome import SHARES, Outcome, Window, shares_together
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _point(
         speed=estimate(speeds[0], draws[0]),
         speedup=estimate(speedup, drawn),
         efficiency=estimate(speedup / more, drawn / more),
-        shares=_shares(runs),
+        shares=shares_together(window for run in runs for window in run.windows),
         share_estimates=_share_estimates(runs),
         step_seconds=batch / speeds[0] if batch else None,
     )
@@ -119,10 +119,3 @@ def _with_phases(runs: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Outcom
 
 def _communication_seconds(window: Window, run: Outcome) -> float:
     return window.shares["communication"] * run.plan["global_batch"] / window.samples_per_second
-
-
-def _shares(runs: Sequence[Outcome]) -> dict[str, float]:
-    """The shares of all windows of all runs together."""
-    windows = [window for run in runs for window in run.windows if window.shares]
-    seconds = sum(window.seconds for window in windows)
-    return {name: sum(w.shares[name] * w.seconds for w in windows) / seconds for name in SHARES} if windows else {}

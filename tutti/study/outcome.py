@@ -77,6 +77,13 @@ def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
+def shares_together(windows: Iterable[Window]) -> dict[str, float]:
+    """The shares of windows together, each by its time; none where phases were not kept."""
+    known = [window for window in windows if window.shares]
+    seconds = sum(window.seconds for window in known)
+    return {name: sum(w.shares[name] * w.seconds for w in known) / seconds for name in SHARES} if known else {}
+
+
 def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
     run, state = folder.run(point.id), read_state(folder, point.id)
     record = read_record(run.record) or {}

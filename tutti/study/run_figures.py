@@ -11,7 +11,7 @@ import numpy as np
 
 from tutti.config.targets import is_lower_better, is_reached
 from tutti.study.definition import Goal
-from tutti.study.outcome import SHARES, Outcome
+from tutti.study.outcome import Outcome, shares_together
 
 _OUTLIER = 3.5  # median absolute deviations, scaled as a standard deviation is
 _NORMAL = 1.4826
@@ -89,7 +89,7 @@ def read_figures(outcome: Outcome, goal: Goal) -> RunFigures:
         outcome,
         speed=summarise(speeds),
         outlier_windows=tuple(w.step for w, is_marked in zip(outcome.windows, marked, strict=True) if is_marked),
-        shares=_shares(outcome),
+        shares=shares_together(outcome.windows),
         final=dict(outcome.epochs[-1].metrics) if outcome.epochs else {},
         best=_best(outcome),
         reached=_reached(outcome, goal),
@@ -119,13 +119,6 @@ def find_collapse(outcome: Outcome) -> str | None:
     if accuracy is not None and accuracy <= _NEAR_CHANCE * chance:
         return f"an accuracy of {accuracy:.1%} is near chance, {chance:.1%}"
     return None
-
-
-def _shares(outcome: Outcome) -> dict[str, float]:
-    """The shares of all windows together."""
-    known = [window for window in outcome.windows if window.shares]
-    seconds = sum(window.seconds for window in known)
-    return {name: sum(w.shares[name] * w.seconds for w in known) / seconds for name in SHARES} if known else {}
 
 
 def _best(outcome: Outcome) -> dict[str, float]:
