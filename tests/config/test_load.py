@@ -294,7 +294,7 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ("epochs=2.0", "epochs=2.0 (command line): expected a whole number."),
         ("epochs=true", "epochs=True (command line): expected a whole number."),
         ("epochs=0", "epochs=0 (command line): expected greater than 0."),
-        ("seed=-1", "seed=-1 (command line): expected greater than or equal to 0."),
+        ("seed=-1", "seed=-1 (command line): expected a whole number from 0 to 9223372036854775807, for example 42."),
         ("optim.lr=fast", "optim.lr='fast' (command line): expected a number."),
         ("optim.lr=.nan", "optim.lr=nan (command line): expected a finite number."),
         ("model.dropout=1", "model.dropout=1 (command line): expected less than 1."),
@@ -364,7 +364,7 @@ def test_every_wrong_key_is_told_at_once(runs: str) -> None:
     assert refusal(runs, "epochs=0", "seed=-1", "model.name=mpl").splitlines() == [
         f"model.name='mpl' (command line): expected one of {MODELS}, or module:object. Did you mean 'mlp'?",
         "epochs=0 (command line): expected greater than 0.",
-        "seed=-1 (command line): expected greater than or equal to 0.",
+        "seed=-1 (command line): expected a whole number from 0 to 9223372036854775807, for example 42.",
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import Finished, command
+from prepared import PYTHON
 
 from tutti.errors import ConfigError, LaunchError
 from tutti.launch import horovodrun_arguments as arguments
@@ -18,7 +19,7 @@ PROGRAM = ["python", "train.py", "--lr", "0.1", "-np", "9"]
 
 
 def horovodrun(*words: str, cwd: Path, **env: Any) -> Finished:
-    return command(sys.executable, "-m", "tutti.launch.horovodrun", *words, cwd=cwd, **env)
+    return command(PYTHON, "-m", "tutti.launch.horovodrun", *words, cwd=cwd, **env)
 
 
 def test_hosts_are_read_from_both_forms(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_flags_go_before_the_settings_of_a_file(tmp_path: Path) -> None:
         ("params:\n  cycle_time_ms: fast\n", "params.cycle_time_ms: 'fast'. Expected a value of type float"),
         ("logging:\n  level: LOUD\n", "logging.level: 'LOUD'. Expected one of TRACE"),
         ("- 1\n", "expected sections"),
-        ("a: [", "cannot be read"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_a_wrong_settings_file_is_refused(content: str, said: str, tmp_path: Path) -> None:
@@ -174,18 +175,21 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert not Path("started").exists()
 
 
+@pytest.mark.system
 def test_no_command_is_a_mistake(tmp_path: Path) -> None:
     done = horovodrun("-np", "2", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
     assert "no command: expected a program for the ranks" in done.err
 
 
+@pytest.mark.system
 def test_a_login_node_needs_no_torch(tmp_path: Path) -> None:
     modules = "tutti.launch.horovodrun, tutti.launch.static_job, tutti.launch.mpirun, tutti.launch.call"
     probe = f"import sys, {modules}; assert 'torch' not in sys.modules"
     assert command(sys.executable, "-c", probe, cwd=tmp_path).code == 0
 
 
+@pytest.mark.system
 def test_open_mpi_and_mpich_are_told_in_their_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SETTING", "1")
     monkeypatch.setenv("HOSTNAME", "here")
@@ -216,12 +220,14 @@ def test_open_mpi_and_mpich_are_told_in_their_words(tmp_path: Path, monkeypatch:
             assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
 
 
+@pytest.mark.system
 def test_mpi_without_mpirun_names_the_fix(tmp_path: Path) -> None:
     done = horovodrun("-np", "2", "--mpi", "true", cwd=tmp_path, PATH=str(tmp_path))
     assert done.code == 2
     assert "there is no mpirun on PATH" in done.err and "openmpi-bin" in done.err
 
 
+@pytest.mark.system
 def test_a_strange_mpirun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho some other program\n")
     (tmp_path / "mpirun").chmod(0o755)
@@ -230,6 +236,7 @@ def test_a_strange_mpirun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         mpirun_command(arguments.static_options(arguments.parse(["-np", "2", *PROGRAM])), PROGRAM)
 
 
+@pytest.mark.system
 def test_check_build_and_version_say_what_is_here(tmp_path: Path) -> None:
     table = horovodrun("-cb", cwd=tmp_path).out
     assert "[X] PyTorch" in table and "[X] Gloo" in table and "[ ] MPI" in table and "[ ] MXNet" in table

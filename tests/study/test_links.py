@@ -120,6 +120,7 @@ def refused(study: Path, collectives: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.system
 def test_the_command_refuses_it_in_a_line(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("report", str(study(tmp_path / "s", 1.0)), "--collectives", "nowhere")
     assert done.code == 2
@@ -130,7 +131,7 @@ def test_a_folder_without_collectives_is_refused(tmp_path: Path) -> None:
     path = study(tmp_path / "s", 1.0)
     assert "expected a run folder of `tutti bench collectives`" in refused(path, tmp_path)
     (tmp_path / "collectives.json").write_text("{}")
-    assert "is no measurement of collectives ('models')" in refused(path, tmp_path)
+    assert "is no measurement of collectives (expected a JSON object with a list 'models')" in refused(path, tmp_path)
 
 
 def test_a_measurement_without_an_all_reduce_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ in a line (`tutti.bench.fit`). Steps and volume are those of a form, with log2 r
                  chain   n-1 steps          volume 1
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +31,7 @@ from tutti.bench.fit import (
     fit_blend,
     residual_of,
 )
+from tutti.records.json_files import list_in, read_json, to_dataclass
 
 _LEAST_SHARE = 0.01  # of the largest value, to which a smaller one is held
 
@@ -102,16 +102,20 @@ class Model:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Model":
-        regimes = [
-            Regime(**each | {"residual": Residual(**each["residual"]), "measured_ranks": tuple(each["measured_ranks"])})
-            for each in plain["regimes"]
-        ]
-        return cls(plain["operation"], plain["first_host_ranks"], tuple(regimes))
+        """The model in plain values; a ValueError where they are none."""
+        made = to_dataclass(plain, cls)
+        forms = [form.name for form in FORMS.get(made.operation, ())]
+        if not made.regimes or not all(each.operation == made.operation for each in made.regimes):
+            raise ValueError(f"the model of {made.operation!r:.40} has no regimes, or those of another operation")
+        if unknown := [each.form for each in made.regimes if each.form not in forms]:
+            raise ValueError(f"the model of {made.operation!r:.40} has the form {unknown[0]!r:.40}")
+        return made
 
 
 def read_models(path: Path) -> dict[str, Model]:
-    """The models by operation in a `collectives.json`."""
-    return {each["operation"]: Model.from_plain(each) for each in json.loads(path.read_text())["models"]}
+    """The models by operation in a `collectives.json`; a ValueError where it is none."""
+    models = [Model.from_plain(each) for each in list_in(read_json(path), "models")]
+    return {model.operation: model for model in models}
 
 
 def fit_model(operation: str, points: Sequence[Point], first_host_ranks: int, pipelined: bool = False) -> Model | None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from tutti.bench.collective_model import Model, fit_model
 from tutti.bench.fit import BUS_FACTORS, FRAME_BYTES, FRAME_PAYLOAD_BYTES, Line, Point, fit_line, wire_bits_per_second
+from tutti.errors import FolderError
 from tutti.records.files import write_durably
+from tutti.records.json_files import list_in, read_json, to_dataclass
 
 OPERATIONS = tuple(BUS_FACTORS)
 FILE, PICTURE = "collectives.json", "collectives.png"
@@ -121,14 +123,39 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """The results in a folder."""
-    plain = json.loads((folder / FILE).read_text())
-    points = [_read_point(each) for each in plain["points"]]
-    return Results(plain["conditions"], points, [Dropped(**each) for each in plain["dropped"]])
+    path = folder / FILE
+    try:
+        plain = read_json(path)
+        points = [_read_point(each) for each in list_in(plain, "points")]
+        return Results(
+            read_conditions(path), points, [to_dataclass(each, Dropped) for each in list_in(plain, "dropped")]
+        )
+    except (OSError, ValueError) as error:
+        raise FolderError(
+            f"{path} is no measurement of collectives ({error}): expected a file of `tutti bench collectives`."
+        ) from error
 
 
-def _read_point(plain: Mapping[str, Any]) -> Measured:
-    given = {field.name: plain[field.name] for field in dataclasses.fields(Measured)}
-    return dataclasses.replace(Measured(**given), trials_seconds=tuple(plain["trials_seconds"]))
+def read_conditions(path: Path) -> Mapping[str, Any]:
+    """The conditions of a measurement in a file; a ValueError where it has none."""
+    plain = read_json(path)
+    found = plain.get("conditions") if isinstance(plain, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError("conditions: expected a JSON object")
+    hosts = found.get("hosts", [])
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(f"conditions.hosts is {hosts!r:.40}: expected names")
+    return found
+
+
+def _read_point(plain: Any) -> Measured:
+    if not isinstance(plain, dict):
+        raise ValueError(f"points: {plain!r:.40} is no JSON object")
+    names = {field.name for field in dataclasses.fields(Measured)}  # what can be computed from them is written too
+    made = to_dataclass({key: value for key, value in plain.items() if key in names}, Measured)
+    if made.operation not in OPERATIONS or not made.trials_seconds:
+        raise ValueError(f"points: {made.operation!r:.40} is no operation, or has no trials")
+    return made
 
 
 def as_points(measured: Sequence[Measured]) -> list[Point]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tutti.errors import ConfigError
 from tutti.records.files import write_durably
+from tutti.records.json_files import list_in, read_json, to_dataclass
 
 # Measured one by one, in every trial in this order.
 PHASES = {
@@ -32,6 +33,8 @@ PARTS = {
     "update": "clipping, optimizer",
     "rest": "what no mark covers",
 }
+
+_TIMES = ("seconds", "parts")  # the fields of a measurement that are Times
 
 Times = Mapping[str, Sequence[Sequence[float]]]  # by phase or part: [rank][trial], seconds a step
 
@@ -95,12 +98,12 @@ class Measurement:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "Measurement":
-        known = {key: _tuples(value) for key, value in values.items()}
-        known["settings"] = values["settings"]
-        if values.get("work"):
-            known["work"] = Work(**{key: _tuples(value) for key, value in values["work"].items()})
-        known["ceilings"] = tuple(Ceilings(**each) for each in values.get("ceilings", ()))
-        return cls(**known)
+        """The measurement in plain values; a ValueError where they are none."""
+        made = to_dataclass(values, cls)
+        if not made.seconds.get("whole") or not all(made.seconds["whole"]):
+            raise ValueError("seconds.whole: expected the seconds of every rank and trial")
+        times = {name: {phase: _tuples(by_rank) for phase, by_rank in values[name].items()} for name in _TIMES}
+        return dataclasses.replace(made, **times)
 
 
 def write_measurements(path: Path, found: Sequence[Measurement], more: Mapping[str, Any]) -> None:
@@ -112,8 +115,8 @@ def write_measurements(path: Path, found: Sequence[Measurement], more: Mapping[s
 def read_measurements(path: Path) -> list[Measurement]:
     """The measurements in a file."""
     try:
-        return [Measurement.from_plain(each) for each in json.loads(path.read_text())["measurements"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Measurement.from_plain(each) for each in list_in(read_json(path), "measurements")]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} holds no measurements: {error}. Expected a bench.json of tutti bench.") from error
 
 

@@ -10,7 +10,7 @@ from tutti.bench.results import Measurement, write_measurements
 from tutti.bench.session import Session, open_session
 from tutti.bench.verdict import Verdict, judge
 from tutti.config.load import resolve
-from tutti.config.recipes import parse_yaml
+from tutti.config.recipes import read_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 from tutti.records.folder import RunFolder
@@ -44,10 +44,7 @@ def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> l
     own = Variant("", (), resolve(recipe, overrides).config)
     if path is None:
         return [own]
-    try:
-        content = parse_yaml(path.read_text(), str(path))
-    except OSError as error:
-        raise ConfigError(f"--variants {path}: {error.strerror}. Give a YAML file of names and overrides.") from error
+    content = read_yaml(path, "--variants")
     if not isinstance(content, dict) or not content:
         raise ConfigError(
             f'--variants {path}: expected names, each with a list of overrides: "more: [data.workers=8]".'
@@ -58,7 +55,10 @@ def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> l
             raise ConfigError(
                 f"--variants {path}: {name!r} has {words!r}: expected a list of overrides, as in [epochs=2]."
             )
-        found.append(Variant(str(name), tuple(words), resolve(recipe, [*overrides, *words]).config))
+        try:
+            found.append(Variant(str(name), tuple(words), resolve(recipe, [*overrides, *words]).config))
+        except ConfigError as error:
+            raise ConfigError(f"--variants {path}: {name!r}: {error}") from None
     return found
 
 

@@ -1,6 +1,6 @@
 """The timeline of a script that uses Horovod's API, in words: what each tensor waited for, and whom."""
 
-import json
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.bench.trace_text import table
+from tutti.errors import FolderError
+from tutti.records.json_files import parse_json
 
 _NEGOTIATION, _WORK = 0, 1  # the tracks of a tensor's row
 _MOST_TENSORS = 12
@@ -52,12 +54,15 @@ class Tensor:
 
 def read_timeline(path: Path) -> list[dict[str, Any]]:
     """The events of a timeline; of one that a killed process left, those of its whole lines."""
-    text = path.read_text()
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        whole = text.rpartition("\n")[0].rstrip().rstrip(",")
-        return json.loads(whole + "\n]")
+    content = path.read_bytes()
+    for text in (content, content.rpartition(b"\n")[0].rstrip().rstrip(b",") + b"\n]"):
+        with contextlib.suppress(ValueError):
+            events = parse_json(text)
+            if isinstance(events, list) and all(isinstance(event, dict) for event in events):
+                return events
+    raise FolderError(
+        f"{path} is damaged: expected the timeline of a Horovod run, a JSON list of events. Profile again."
+    )
 
 
 def read_tensors(events: Iterable[dict[str, Any]]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: what it holds, and the proof that all of it is there; read without torch."""
 
 import json
+import re
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 
 from tutti.errors import CheckpointError
 from tutti.records.files import write_durably
+from tutti.records.json_files import read_json, to_dataclass
 
 NAME = "manifest.json"
 FORMAT = 1
+_SUM = "sum"  # the key of the CRC-32 of all other keys with their values
+_STEP = re.compile(r"step-(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Manifest:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        write_durably(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        content = asdict(self)
+        write_durably(folder / NAME, json.dumps(content | {_SUM: _content_sum(content)}, indent=1) + "\n")
 
 
 def folder_name(step: int) -> str:
@@ -50,14 +55,24 @@ def file_sum(path: Path) -> tuple[int, int]:
 def read_manifest(folder: Path) -> Manifest:
     """A checkpoint's manifest, or an error that names the folder."""
     try:
-        content = json.loads((folder / NAME).read_text())
-        if content["format"] != FORMAT:
+        content = read_json(folder / NAME)
+        if not isinstance(content, dict):
+            raise ValueError(f"expected a JSON object, found {content!r:.40}")
+        if content.get("format", FORMAT) != FORMAT:
             raise CheckpointError(f"checkpoint {folder}: format {content['format']}, expected {FORMAT}.")
-        return Manifest(**content)
+        expected = content.pop(_SUM, None)  # manifests of the first versions have none
+        if expected is not None and expected != _content_sum(content):
+            raise ValueError(f"its content does not have the sum {expected!r:.40} that it gives")
+        return to_dataclass(content, Manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {NAME}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} is damaged: {NAME} cannot be read ({error}).") from error
+
+
+def _content_sum(content: dict[str, Any]) -> int:
+    """The CRC-32 of plain values, however the file that holds them is laid out."""
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def verify(folder: Path) -> Manifest:
@@ -72,9 +87,16 @@ def find_latest(checkpoints: Path) -> Path:
     """The checkpoint that `latest` names."""
     pointer = checkpoints / "latest"
     try:
-        return checkpoints / pointer.read_text().strip()
+        name = pointer.read_text(errors="replace").strip()
     except OSError:
         raise CheckpointError(f"{checkpoints} holds no finished checkpoint to resume from.") from None
+    if not _STEP.fullmatch(name):
+        known = saved(checkpoints)
+        offer = f"Resume from the newest one: --resume {known[-1]}" if known else "There is no checkpoint beside it."
+        raise CheckpointError(
+            f"{pointer} is damaged: it holds {name!r:.40}, expected the name of a checkpoint. {offer}"
+        )
+    return checkpoints / name
 
 
 def saved(checkpoints: Path) -> list[Path]:
@@ -83,17 +105,20 @@ def saved(checkpoints: Path) -> list[Path]:
 
 
 def _step_of(folder: Path) -> int:
-    digits = folder.name.removeprefix("step-")
-    return int(digits) if digits.isdigit() else -1
+    match = _STEP.fullmatch(folder.name)
+    return int(match[1]) if match else -1
 
 
 def _check(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing.")
-        found = file_sum(path)
+        try:
+            if not path.is_file():
+                raise CheckpointError(f"checkpoint {folder} is damaged: {name} is missing.")
+            found = file_sum(path)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {name}: {error.strerror}.") from error
         if found != tuple(expected):
             raise CheckpointError(
                 f"checkpoint {folder} is damaged: {name} has {found[0]:,} bytes with sum {found[1]:08x}, "

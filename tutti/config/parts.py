@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Switch
+from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Seed, Switch
 from tutti.errors import ConfigError, TuttiError, nearest
 
 FRAMEWORKS = {
@@ -208,7 +208,7 @@ class Synthetic(Dataset):
     train: Count = 1024
     valid: Count = 1024
     noise: NonNegative = 1.0  # spread of the samples around the mean of their class
-    seed: Natural = 0
+    seed: Seed = 0
 
     def train_samples(self) -> int:
         return self.train

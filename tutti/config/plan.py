@@ -1,5 +1,6 @@
 """Batch arithmetic: what a global batch means on a given number of ranks."""
 
+import math
 from dataclasses import dataclass
 
 from tutti.config.run import RunConfig
@@ -37,11 +38,17 @@ class Plan:
 def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
     """Split the global batch over the ranks, or say why it does not split."""
     batch = config.batch
-    if batch.per_rank is not None:
-        global_batch = batch.per_rank * world_size
-    else:
-        global_batch = batch.global_batch or 0
-        _check_split(global_batch, world_size, batch.micro)
+    per_rank_batch, unit = batch.per_rank, world_size * (batch.micro or 1)
+    global_batch = per_rank_batch * world_size if per_rank_batch is not None else batch.global_batch or 0
+    most = train_samples // unit * unit  # samples in the largest global batch that splits
+    if train_samples < global_batch:
+        fix = f"Set batch.global={most} or less." if most else "Start fewer ranks, or lower batch.micro."
+        raise ConfigError(
+            f"a global batch of {global_batch} is larger than the {train_samples} training samples of "
+            f"{config.data.name!r}: there would be no step. {fix}"
+        )
+    if per_rank_batch is None:
+        _check_split(global_batch, world_size, batch.micro, most)
     per_rank = global_batch // world_size
     micro = batch.micro or per_rank
     if per_rank % micro:
@@ -49,29 +56,25 @@ def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
             f"batch.micro={micro} does not divide the {per_rank} samples of a rank: expected a divisor of {per_rank}. "
             f"Set batch.micro={_nearest_divisor(per_rank, micro)}, or change batch.per_rank."
         )
-    if train_samples < global_batch:
-        unit = world_size * (batch.micro or 1)
-        most = train_samples // unit * unit
-        fix = f"Set batch.global={most} or less." if most else "Start fewer ranks, or lower batch.micro."
-        raise ConfigError(
-            f"a global batch of {global_batch} is larger than the {train_samples} training samples of "
-            f"{config.data.name!r}: there would be no step. {fix}"
-        )
     return Plan(world_size, global_batch, per_rank, micro, train_samples, config.epochs, config.max_steps)
 
 
-def _check_split(global_batch: int, world_size: int, micro: int | None) -> None:
+def _check_split(global_batch: int, world_size: int, micro: int | None, most: int) -> None:
     unit = world_size * (micro or 1)
     if global_batch % unit:
-        nearest = max(unit, round(global_batch / unit) * unit)
+        nearest = min(most, max(unit, (global_batch + unit // 2) // unit * unit))
         passes = f" of micro-batches of {micro}" if micro else ""
         whole, rest = divmod(global_batch, micro or 1)
-        others = "" if rest else f", or start a number of ranks that divides {whole}"
+        fixes = [f"set batch.global={nearest}"] if nearest else []
+        if not rest:
+            fixes.append(f"start a number of ranks that divides {whole}")
+        fix = ", or ".join(fixes) or "start fewer ranks, or lower batch.micro"
         raise ConfigError(
             f"batch.global={global_batch} does not split over {world_size} rank(s){passes}: expected a multiple of "
-            f"{unit}. Set batch.global={nearest}{others}."
+            f"{unit}. {fix[0].upper()}{fix[1:]}."
         )
 
 
 def _nearest_divisor(number: int, wish: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wish))
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return min(small + [number // divisor for divisor in reversed(small)], key=lambda divisor: abs(divisor - wish))

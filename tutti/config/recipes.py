@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from os.path import isfile  # Path.is_file raises OSError for a name that is too long
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,25 @@ from tutti.errors import ConfigError, nearest
 DEFAULT_RUN = "base"
 _PACKAGE = Path(__file__).parent.parent
 BUILT_IN = next((p for p in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if p.is_dir()), _PACKAGE / "recipes")
+_MOST_VALUES = 100_000  # in a file, those that aliases repeat counted each time
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 class _Loader(yaml.SafeLoader):
     """YAML with the floats that people write: 3e-4 is a number, as in YAML 1.2."""
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number that Python can also write: hexadecimal digits have no limit, decimal ones do."""
+        value = super().construct_yaml_int(node)
+        str(value)  # a ValueError beyond the limit
+        return value
+
 
 class _Dumper(yaml.SafeDumper):
     """Writes what `_Loader` reads."""
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 for _side in (_Loader, _Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -32,14 +41,66 @@ for _side in (_Loader, _Dumper):
     )
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text, or an error that names the place."""
+def read_yaml(path: Path, what: str = "") -> Any:
+    """The value of a YAML file, or an error that names the file; `what` says what it was given as."""
+    where = f"{what} {path}".strip()
     try:
-        return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError) as error:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where}: cannot be read: {reason}. Give a YAML file that can be read.") from error
+    return parse_yaml(text, where)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text, or an error that names the place; every file of YAML is read by this."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, where)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ConfigError(f"{where}: its values are nested too deeply: expected a few levels.") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # besides YAMLError, values with a tag that does not fit them raise many kinds
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', error)}.") from error
+        raise ConfigError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', None) or error}.") from error
+
+
+def _check_nodes(root: yaml.Node, where: str) -> None:
+    """Refuse a key that is there twice in a mapping, and aliases that stand for very many values or for themselves."""
+    waiting, seen = [root], 0
+    while waiting:
+        node = waiting.pop()
+        seen += 1
+        if seen > _MOST_VALUES:
+            raise ConfigError(
+                f"{where}: aliases (*name) make it stand for more than {_MOST_VALUES:,} values, or it holds as many: "
+                "expected fewer. Write the values out."
+            )
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node, where)
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+
+
+def _check_keys(mapping: yaml.MappingNode, where: str) -> None:
+    lines: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise ConfigError(
+                f"{where}, line {line}: the key {key.value!r} is in line {lines[key.value]} already: expected each key "
+                "once in a group. Remove one of them."
+            )
+        lines[key.value] = line
 
 
 def dump_yaml(values: Any) -> str:
@@ -49,11 +110,7 @@ def dump_yaml(values: Any) -> str:
 
 def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
     """The named runs of a recipe file; a file with the keys of a run at its top holds one run, `base`."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path}: cannot be read: {error}.") from error
-    content = parse_yaml(text, str(path))
+    content = read_yaml(path, "recipe")
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"recipe {path}: expected a mapping of runs or of a run's keys, found {content!r:.60}.")
     content = {str(name): value for name, value in content.items()}
@@ -68,13 +125,13 @@ def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
 def find(recipe: str) -> tuple[Path, str]:
     """The file and the run in it that a recipe's name means: `mnist`, `mnist/large_batch`, `my.yaml`, `my.yaml/run`."""
     for path, run in ((recipe, DEFAULT_RUN), recipe.rpartition("/")[::2]):
-        if path.endswith((".yaml", ".yml")) and Path(path).is_file():
+        if path.endswith((".yaml", ".yml")) and isfile(path):
             return Path(path), run
     if ".yaml" in recipe or ".yml" in recipe:
         raise ConfigError(f"recipe {recipe!r}: no such file in {Path.cwd()}. Give the path of a YAML file.")
     name, _, run = recipe.partition("/")
     path = BUILT_IN / f"{name}.yaml"
-    if not re.fullmatch(r"[\w.-]+", name) or not path.is_file():
+    if not re.fullmatch(r"[\w.-]+", name) or not isfile(path):
         names = [found for found, _ in built_in()]
         raise ConfigError(
             f"unknown recipe {recipe!r}: expected one of {', '.join(names)}, or the path of a YAML file."

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field, field_validator
 
 from tutti.config.parts import METRICS, CrossEntropy, DatasetPart, LossPart, ModelPart, OptimizerPart, locate
@@ -12,11 +13,11 @@ from tutti.config.schema import (
     Count,
     DdpConfig,
     LogConfig,
-    Natural,
     Number,
     RuntimeConfig,
     ScheduleConfig,
     Section,
+    Seed,
     SpeedConfig,
 )
 from tutti.errors import nearest
@@ -38,7 +39,7 @@ class RunConfig(Section):
     epochs: Count
     max_steps: Count | None = None  # the run ends there if its epochs have more
     stop_at: dict[str, Number] | None = None  # a validation metric and the value with which the run ends
-    seed: Natural = 42
+    seed: Seed = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()
     ddp: DdpConfig = DdpConfig()
@@ -68,8 +69,11 @@ class RunConfig(Section):
         return {name.rpartition(":")[2]: locate(METRICS[name][0] if name in METRICS else name) for name in self.metrics}
 
     def as_yaml(self) -> str:
-        """The configuration as a recipe's text."""
-        return dump_yaml(self.plain())
+        """The configuration as a recipe's text; a user's options keep the types that YAML has, such as dates."""
+        try:
+            return dump_yaml(self.model_dump(by_alias=True))
+        except yaml.representer.RepresenterError:  # a Path, for example, which is then a text
+            return dump_yaml(self.plain())
 
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values, in the words of a recipe."""

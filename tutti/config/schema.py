@@ -2,10 +2,23 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+LARGEST_SEED = 2**63 - 1  # what torch, NumPy and Keras all take, with a few added to it
+
+
+def _check_seed(seed: int) -> int:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise PydanticCustomError(
+            "seed", "a whole number from 0 to {largest}, for example 42", {"largest": LARGEST_SEED}
+        )
+    return seed
+
 
 Count = Annotated[int, Field(strict=True, gt=0)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
+Seed = Annotated[int, Field(strict=True), AfterValidator(_check_seed)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -18,6 +18,7 @@ EXPECTED = (
     "that holds cifar10/, or fetch it with: tutti data get cifar10."
 )
 
+_LARGEST = 1 << 26  # bytes of a batch or an image
 _BATCH_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 _TREE_FOLDERS = frozenset(tree for trees in TREES.values() for tree in trees)
 
@@ -64,6 +65,8 @@ def list_archive(path: Path) -> Files:
         with tarfile.open(path) as archive:
             for member in archive:
                 if name := _known_name(member):
+                    if member.size > _LARGEST:
+                        raise tarfile.ReadError(f"{member.name} has {member.size} bytes, more than a file of CIFAR-10")
                     content = archive.extractfile(member)
                     files[name] = content.read() if content else None
             _check_end(archive)

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from tutti.data.cifar10_files import AGAIN, BATCHES, EXPECTED, TREES, Files, content_of, place_of
+from tutti.data.dataset import check_labels
 from tutti.data.decoded import Split
 from tutti.errors import DataError
 
@@ -48,8 +49,11 @@ def _parse_pickle(content: bytes, place: str) -> Split:
     try:
         batch = {key if isinstance(key, str) else key.decode(): value for key, value in _Arrays(content).load().items()}
         images, labels = np.asarray(batch["data"]), np.asarray(batch["labels"])
-        if images.dtype != np.uint8 or images.shape != (len(labels), _RECORD - 1) or labels.dtype.kind not in "iu":
-            raise ValueError(f"data of {images.dtype}, shape {images.shape}, with {len(labels)} labels")
+        wanted = (labels.size, _RECORD - 1)
+        if images.dtype != np.uint8 or images.shape != wanted or labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError(f"data of {images.dtype}, shape {images.shape}, with {labels.size} labels")
+        if not 1 <= labels.size <= _MOST_RECORDS:
+            raise ValueError(f"{labels.size:,} images, expected 1 to {_MOST_RECORDS:,}")
     except Exception as error:  # a broken pickle can raise anything
         raise DataError(
             f"{place} is not a batch of CIFAR-10's Python version: {type(error).__name__}: {error}. {AGAIN}"
@@ -57,28 +61,42 @@ def _parse_pickle(content: bytes, place: str) -> Split:
     return images, _checked(labels, place)
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads plain values and numpy arrays, and refuses every other object, because a pickle can name any function."""
+def _new_array(*_: Any) -> np.ndarray:
+    """An array to be filled; what the file says of its shape before the bytes come is not believed."""
+    return np.empty(0, np.uint8)
+
+
+def _new_type(name: Any, *_: Any) -> np.dtype[Any]:
+    made = np.dtype(name.decode() if isinstance(name, bytes) else name, False, True)
+    if made.kind not in "iuf":
+        raise pickle.UnpicklingError(f"it holds an array of {made}, expected numbers")
+    return made
+
+
+class _Arrays(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+    """Reads plain values and numpy arrays, and refuses every other object, because a pickle can name any function.
+
+    In Python: the unpickler in C sets aside as much memory as a damaged number in the file asks for.
+    """
 
     _KNOWN: dict[tuple[str, str], Any] = {
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): _new_array,
+        ("numpy._core.multiarray", "_reconstruct"): _new_array,
+        ("numpy", "ndarray"): None,  # told to _reconstruct alone
+        ("numpy", "dtype"): _new_type,
     }
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) not in self._KNOWN:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which no such file needs")
-        return self._KNOWN[module_name, global_name]
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._KNOWN:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such file needs")
+        return self._KNOWN[module, name]
 
 
 def _checked(labels: np.ndarray, place: str) -> np.ndarray:
-    if len(wrong := labels[(labels < 0) | (labels >= len(CLASSES))]):
-        raise DataError(f"{place} holds the label {wrong[0]}: expected 0 to {len(CLASSES) - 1}. {AGAIN}")
+    check_labels(labels, len(CLASSES), place, AGAIN)
     return labels.astype(np.int64)
 
 

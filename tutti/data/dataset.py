@@ -8,6 +8,9 @@ import torch
 
 from tutti.data.augment import Fill, Flip, MovedImages
 from tutti.data.draws import Draws
+from tutti.errors import DataError
+
+_IGNORED = -100  # the label of what cross entropy leaves out
 
 
 @runtime_checkable
@@ -26,6 +29,40 @@ class SampleDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+def check_labels(labels: np.ndarray, classes: int, place: str, fix: str) -> None:
+    """Refuse labels that are no class; `place` says where they are, `fix` what to do."""
+    if len(wrong := labels[(labels < 0) | (labels >= classes)]):
+        raise DataError(f"{place} holds the label {wrong[0]}: expected 0 to {classes - 1}. {fix}")
+
+
+def check_batch(dataset: Any, batch: Any, ids: Sequence[int]) -> None:
+    """Refuse labels that are no class in a batch on the CPU, where its dataset says how many classes there are."""
+    classes = getattr(dataset, "num_classes", None)
+    targets = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    if not isinstance(classes, int) or not isinstance(targets, torch.Tensor):
+        return
+    if targets.dtype != torch.int64 or targets.ndim != 1 or targets.device.type != "cpu":
+        return
+    wrong = ((targets < 0) | (targets >= classes)) & (targets != _IGNORED)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        sample = f"sample {ids[place]}" if len(ids) == len(targets) else "a sample"
+        raise DataError(
+            f"{sample} of {type(dataset).__name__} has the label {int(targets[place])}: expected 0 to {classes - 1}, "
+            f"since its num_classes is {classes}. Correct the label, or num_classes."
+        )
+
+
+def check_classes(train_data: Any, valid_data: Any) -> None:
+    """Refuse labels in validation data for which a model built for the training data has no output."""
+    known, used = getattr(train_data, "num_classes", None), getattr(valid_data, "num_classes", None)
+    if isinstance(valid_data, ArrayDataset) and isinstance(known, int) and isinstance(used, int) and used > known:
+        raise DataError(
+            f"the validation data holds the label {used - 1}: expected 0 to {known - 1}, as in the training data. "
+            "Correct the labels, or give training samples of that class."
+        )
 
 
 class ArrayDataset:
@@ -48,7 +85,7 @@ class ArrayDataset:
         device: torch.device | None = None,
     ) -> None:
         self.input_shape = tuple(inputs.shape[1:])
-        self.num_classes = int(targets.max()) + 1 if targets.dtype == torch.int64 else None
+        self.num_classes = _count_classes(targets) if targets.dtype == torch.int64 else None
         if device is not None:
             inputs, targets = inputs.to(device), targets.to(device)
         self._inputs, self._targets = inputs, targets
@@ -77,3 +114,14 @@ class ArrayDataset:
             return float(values)
         shape = (-1, *[1] * (self._inputs.ndim - 2))
         return torch.tensor(values, dtype=torch.float32, device=self._inputs.device).view(shape)
+
+
+def _count_classes(targets: torch.Tensor) -> int:
+    """One more than the largest label."""
+    if not len(targets):
+        raise DataError("a dataset has no samples: expected at least one. Check where its data is read from.")
+    if bool((wrong := (targets < 0) & (targets != _IGNORED)).any()):
+        raise DataError(
+            f"the targets of a dataset hold the label {int(targets[wrong][0])}: expected 0 or more. Correct the labels."
+        )
+    return int(targets.max()) + 1

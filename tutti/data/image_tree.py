@@ -43,8 +43,11 @@ def image_tree(
     else:
         choose = partial(shift_view, shift=shift, zoom=zoom, flip=flip)
     root = Path(path)
-    names = class_names(root, classes)
-    return ImageTree(ImageFiles(root, split, names), size, choose, corrupt == "skip", replaces=split == "train")
+    try:
+        files = ImageFiles(root, split, class_names(root, classes))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check who may read it.") from error
+    return ImageTree(files, size, choose, corrupt == "skip", replaces=split == "train")
 
 
 class ImageTree:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tutti.config.plan import Plan
-from tutti.data.dataset import BatchDataset, SampleDataset
+from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset, check_batch
 from tutti.data.draws import Draws
 from tutti.data.order import SampleOrder, evaluation_ids
 from tutti.data.prefetch import prefetched
@@ -125,7 +125,10 @@ def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source
 def _whole_batches(dataset: BatchDataset, shares: Iterable[Share], seed: int) -> Iterator[Made]:
     for epoch, ids in shares:
         chosen = torch.from_numpy(ids)
-        yield Made(dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None))
+        made = dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None)
+        if not isinstance(dataset, ArrayDataset):  # whose labels were looked at when it was made
+            check_batch(dataset, made, ids.tolist())
+        yield Made(made)
 
 
 def _finished(dataset: Any, pair: Any, device: torch.device) -> Pair:

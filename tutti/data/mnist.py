@@ -1,14 +1,16 @@
 """MNIST from its original IDX files, gzipped or not."""
 
 import gzip
+import math
 import struct
 import zlib
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tutti.data.dataset import ArrayDataset
+from tutti.data.dataset import ArrayDataset, check_labels
 from tutti.errors import DataError
 
 FILES = {
@@ -16,7 +18,10 @@ FILES = {
     "valid": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 MEAN, STD = 0.1307, 0.3081  # of the training pixels, scaled to 0..1
+CLASSES = 10
+AGAIN = "Fetch it again with: tutti data get mnist."
 _UNSIGNED_BYTES = 0x08
+_MOST_COMPRESSION = 1032  # of deflate: bytes that come out for one
 
 
 def mnist(split: str, path: str = "data/mnist", shift: int = 0) -> ArrayDataset:
@@ -27,6 +32,9 @@ def mnist(split: str, path: str = "data/mnist", shift: int = 0) -> ArrayDataset:
         raise DataError(
             f"{images_file} holds {len(images)} images, {labels_file} {len(labels)} labels: expected equal."
         )
+    if not images.size:
+        raise DataError(f"{images_file} holds no pixels, its shape is {images.shape}: expected some. {AGAIN}")
+    check_labels(labels, CLASSES, str(labels_file), AGAIN)
     inputs = torch.from_numpy(images).unsqueeze(1)
     targets = torch.from_numpy(labels.astype(np.int64))
     shift = shift if split == "train" else 0
@@ -46,21 +54,33 @@ def find_file(folder: Path, name: str) -> Path:
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The array of bytes in an IDX file; a file that is cut short or of another kind is refused."""
+    size = 4 + 4 * dimensions
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            header = file.read(size)
+            if len(header) < size or header[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
+                raise DataError(
+                    f"{path} does not open as an IDX file of bytes in {dimensions} dimension(s): found "
+                    f"{header[:4].hex()}."
+                )
+            shape = struct.unpack(f">{dimensions}I", header[4:])
+            expected = math.prod(shape)
+            most = path.stat().st_size * _MOST_COMPRESSION  # so that a wrong header takes no memory
+            content = file.read(min(expected, most) + 1)
+            found = len(content) if len(content) <= expected else len(content) + _count_rest(file, most)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}. Fetch it again with: tutti data get mnist.") from error
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
+        raise DataError(f"{path} cannot be read: {error}. {AGAIN}") from error
+    if found != expected:
+        how = "truncated" if found < expected else "not what it says"
         raise DataError(
-            f"{path} does not open as an IDX file of bytes in {dimensions} dimension(s): found {content[:4].hex()}."
+            f"{path} is {how}: its header promises {size + expected:,} bytes, it has {size + found:,}. {AGAIN}"
         )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    expected = header + int(np.prod(shape))
-    if len(content) != expected:
-        how = "truncated" if len(content) < expected else "not what it says"
-        raise DataError(
-            f"{path} is {how}: its header promises {expected:,} bytes, it has {len(content):,}. "
-            "Fetch it again with: tutti data get mnist."
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
+
+
+def _count_rest(file: gzip.GzipFile | BufferedReader, most: int) -> int:
+    """How many bytes are left in a file, of which at most so many are looked at."""
+    count = 0
+    while count < most and (chunk := file.read(1 << 20)):
+        count += len(chunk)
+    return count

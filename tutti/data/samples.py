@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tutti.data.dataset import SampleDataset
+from tutti.data.dataset import SampleDataset, check_batch
 from tutti.errors import TuttiError
 from tutti.launch.parents import end_with_parent
 from tutti.runtime.group import let_go_of_tensors
@@ -83,7 +83,12 @@ class _SeededSamples:
             return Made(None, error=error)
         if keys[0][0] < 0:  # an evaluation may have fewer samples; a step may not
             samples = [sample for sample in samples if sample is not None]
-        return Made(self._collate(samples) if samples else None, _take_skipped(self._dataset, noted))
+        batch = self._collate(samples) if samples else None
+        try:
+            check_batch(self._dataset, batch, [sample for _, sample in keys])
+        except TuttiError as error:
+            return Made(None, error=error)
+        return Made(batch, _take_skipped(self._dataset, noted))
 
     def _sample(self, epoch: int, sample: int) -> Any:
         value = mix(self._seed, epoch + 1, sample)

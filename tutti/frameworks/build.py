@@ -10,6 +10,7 @@ from tutti.checkpoint.store import check_model
 from tutti.config import parts
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
+from tutti.data.dataset import check_classes
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError
@@ -44,8 +45,8 @@ def build_job(config: RunConfig, group: Group, watch: Watch, folder: RunFolder, 
     agreed(group, config.data.prepare if group.is_first else lambda: None)
     pieces = agreed(group, functools.partial(build_pieces, config, group.placement))
     manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
-    if group.is_first:
-        rewind(folder, manifest.step if manifest else -1)
+    last_step = manifest.step if manifest else -1
+    agreed(group, functools.partial(rewind, folder, last_step) if group.is_first else lambda: None)
     group.barrier("the start of training")
     plan, data = pieces.plan, pieces.train_data
     screen = None
@@ -71,6 +72,7 @@ def build_pieces(config: RunConfig, placement: Placement) -> Pieces:
     plan = make_plan(config, placement.world_size, len(train_data))
     schedule = make_schedule(config, plan)
     check_best(config, config.metrics)
+    check_classes(train_data, valid_data)
     network = Network(config, tuple(train_data.input_shape), train_data.num_classes)
     return Pieces(plan, schedule, network, train_data, valid_data)
 

@@ -19,7 +19,13 @@ def read_script(script: str, default_slots: int) -> list[Host]:
     line = shlex.quote(os.path.abspath(script)) if os.path.isfile(script) else script
     try:
         done = subprocess.run(
-            line, shell=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SCRIPT_SECONDS
+            line,
+            shell=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_SCRIPT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(

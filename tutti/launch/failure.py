@@ -1,5 +1,6 @@
 """How a rank that fails tells its launcher what happened, and how the launcher finds the first cause."""
 
+import contextlib
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from tutti.errors import Interrupted, RankLost
 from tutti.records.folder import RunFolder
+from tutti.records.json_files import read_dataclass
 from tutti.records.output import last_lines
 
 # What the other ranks say when one is gone: a consequence, not a cause.
@@ -74,8 +76,12 @@ def leave_note(folder: Path, failure: Failure) -> None:
 
 
 def read_notes(folder: Path) -> list[Failure]:
-    """The failures that ranks have written."""
-    return [Failure(**json.loads(note.read_text())) for note in sorted(folder.glob("failure-*.json"))]
+    """The failures that ranks have written; of a damaged note the exit code of its rank says enough."""
+    found = []
+    for note in sorted(folder.glob("failure-*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_dataclass(note, Failure))
+    return found
 
 
 def from_exit_code(rank: int, exit_code: int) -> Failure:

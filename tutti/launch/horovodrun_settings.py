@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tutti.config.recipes import read_yaml
 from tutti.errors import ConfigError, nearest
 
 
@@ -123,11 +122,7 @@ def without_meaning(given: Mapping[str, Any]) -> list[str]:
 
 def read_settings(path: str) -> dict[str, Any]:
     """The settings of a YAML file, by the names of their flags."""
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = str(getattr(error, "strerror", None) or error).replace("\n", " ")
-        raise ConfigError(f"--config-file {path} cannot be read: {reason}. Give a YAML file of settings.") from error
+    content = read_yaml(Path(path), "--config-file")
     known = {setting.key: setting for setting in SETTINGS}
     known["logging.hide_timestamp"] = known["logging.timestamp"]
     found: dict[str, Any] = {}

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from tutti.errors import LaunchError
 
-_HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d+))?")
-_LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s+slots\s*=\s*(?P<slots>\d+)|:(?P<colon>\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+_HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d{1,9}))?")
+_LINE = re.compile(
+    r"(?P<name>[\w.-]+)(?:\s+slots\s*=\s*(?P<slots>\d{1,9})|:(?P<colon>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?"
+)
 
 
 @dataclass(frozen=True)

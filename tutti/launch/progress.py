@@ -1,11 +1,12 @@
 """How far a run has come, as its folder tells."""
 
 import contextlib
-import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.records.folder import RunFolder
+from tutti.records.metrics import parse_event
 
 _TAIL_BYTES = 65_536
 
@@ -28,13 +29,13 @@ class Progress:
 
     def has_trained(self) -> bool:
         """Whether the run has told of a step after its checkpoint; what it tells before may be taken back."""
-        saved = int(self.newest.rpartition("-")[2] or 0)
+        saved = int(match[1]) if (match := re.fullmatch(r"step-(\d{1,18})", self.newest)) else 0
         return _changed(self.folder.metrics) != self.changed and _last_step(self.folder.metrics) > saved
 
 
 def _newest(pointer: Path) -> str:
     try:
-        return pointer.read_text().strip()
+        return pointer.read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -47,7 +48,10 @@ def _changed(path: Path) -> int:
 
 
 def _last_step(metrics: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError), metrics.open("rb") as events:
-        events.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
-        return int(json.loads(events.read().splitlines()[-1]).get("step", 0))
+    """Of the last event that can be read; a line may be half written."""
+    with contextlib.suppress(OSError), metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
+        for line in reversed(file.read().split(b"\n")):
+            if event := parse_event(line):
+                return event.get("step", 0)
     return 0

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from tutti.config.recipes import parse_yaml
+from tutti.config.recipes import read_yaml
 from tutti.config.schema import Count, Section, Switch
 from tutti.errors import ConfigError, nearest
 
@@ -93,16 +93,13 @@ def _find(name: str, beside: Path | None, seen: tuple[Path, ...]) -> Path:
 
 def _is_site(path: Path) -> bool:
     """Whether a file beside a recipe is a site and no recipe."""
-    content = parse_yaml(path.read_text(), str(path))
+    content = read_yaml(path, "site")
     return isinstance(content, dict) and bool({"scheduler", "extends"} & content.keys()) and "model" not in content
 
 
 def _read_chain(path: Path, beside: Path | None, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The values of a site laid over those of the one it extends."""
-    try:
-        content = parse_yaml(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"site {path}: cannot be read: {error}.") from error
+    content = read_yaml(path, "site")
     if not isinstance(content, dict):
         raise ConfigError(
             f"site {path}: expected a mapping of keys, for example `extends: slurm`, found {content!r:.60}."
@@ -114,9 +111,15 @@ def _read_chain(path: Path, beside: Path | None, seen: tuple[Path, ...]) -> dict
     if not isinstance(parent, str):
         raise ConfigError(f"site {path}: extends={parent!r}: expected the name of a site, for example slurm.")
     seen = (*seen, path)
-    below = _read_chain(_find(parent, beside, seen), beside, seen)
+    try:
+        found = _find(parent, beside, seen)
+    except ConfigError as error:
+        raise ConfigError(f"site {path}: extends={parent!r}: {error}") from None
+    below = _read_chain(found, beside, seen)
     merged = {
-        key: below[key] | values[key] for key in ("environment", "directives") if below.get(key) and values.get(key)
+        key: below[key] | values[key]
+        for key in ("environment", "directives")
+        if isinstance(below.get(key), dict) and isinstance(values.get(key), dict)
     }
     return below | values | merged
 

@@ -58,13 +58,19 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
     if wish.warmup_steps is not None:
         warmup = wish.warmup_steps
     else:
-        warmup = round((wish.warmup_epochs or 0) * plan.steps_per_epoch)
+        warmup = _in_steps(wish.warmup_epochs or 0, plan)
     if warmup > plan.total_steps:
         raise ConfigError(
             f"a warm-up of {warmup} steps is longer than the whole run of {plan.total_steps} steps "
             f"({plan.epochs} epochs of {plan.steps_per_epoch}). Shorten schedule.warmup_*, or raise epochs."
         )
     peak = config.optim.lr * scale_factor(wish.scaling, plan.global_batch, base)
+    highest = math.prod([max(peak, config.optim.lr, 1.0), *(max(wish.factor, 1.0) for _ in wish.milestones)])
+    if not math.isfinite(highest * min(plan.total_steps, 1e12)):
+        raise ConfigError(
+            f"optim.lr={config.optim.lr:g}, scaled to {peak:g}, with schedule.factor={wish.factor:g}: expected finite "
+            "rates at all steps. Set a smaller optim.lr, or a smaller schedule.factor."
+        )
     if wish.decay in ("cosine", "linear") and wish.end_lr > peak:
         raise ConfigError(
             f"schedule.end_lr={wish.end_lr:g} is above the rate of {peak:g} that the decay starts from. "
@@ -78,6 +84,11 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
         decay=wish.decay,
         end_lr=wish.end_lr,
         total_steps=plan.total_steps,
-        milestones=tuple(round(epoch * plan.steps_per_epoch) for epoch in wish.milestones),
+        milestones=tuple(_in_steps(epoch, plan) for epoch in wish.milestones),
         factor=wish.factor,
     )
+
+
+def _in_steps(epochs: float, plan: Plan) -> int:
+    """A time in epochs as a number of steps; one far beyond any run stays finite."""
+    return round(min(epochs, 1e12) * plan.steps_per_epoch)

@@ -15,7 +15,7 @@ def summarise_epochs(metrics: Path, ranks: int) -> dict[str, Any]:
     if not events:
         return {}
     history = [_entry({"ranks": ranks} | event) for event in events]
-    seconds = [entry["seconds"] for entry in history if entry["seconds"]]
+    seconds = [entry["seconds"] for entry in history if entry.get("seconds")]
     mean = round(sum(seconds) / len(seconds), 3) if seconds else None
     return {"history": history, "best": _best(history), "seconds_per_epoch": mean}
 
@@ -32,5 +32,5 @@ def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
         if known:
             sign = 1 if name.endswith(("loss", "error")) else -1
             best = min(known, key=lambda entry: sign * entry[name])
-            found[name] = {"value": best[name], "epoch": best["epoch"]}
+            found[name] = {"value": best[name], "epoch": best.get("epoch")}
     return found

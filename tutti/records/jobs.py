@@ -8,6 +8,7 @@ from typing import Any
 from tutti.errors import FolderError
 from tutti.records.files import write_durably
 from tutti.records.folder import RunFolder
+from tutti.records.json_files import read_dataclass
 from tutti.records.record import now
 
 FORMAT = 1
@@ -64,15 +65,13 @@ def read_job(folder: RunFolder) -> JobRecord:
     """The job of a run, or an error that says how a run gets one."""
     path = folder.job
     try:
-        content = json.loads(path.read_text())
-        attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
-        return JobRecord(**content, attempts=attempts)
+        return read_dataclass(path, JobRecord)
     except FileNotFoundError:
         raise FolderError(
             f"{folder.path} is not the folder of a submitted run: it has no {path.name}. "
             "Give a run folder that `tutti submit` has printed."
         ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise FolderError(f"{path} cannot be read: {error}. Was it written by another version of tutti?") from error
 
 
@@ -85,7 +84,6 @@ def find_jobs(out: Path) -> list[RunFolder]:
 def newest_step(folder: RunFolder) -> int:
     """The step of the newest durable checkpoint, 0 where there is none."""
     try:
-        digits = (folder.checkpoints / "latest").read_text().strip().removeprefix("step-")
-    except OSError:
+        return int((folder.checkpoints / "latest").read_text().strip().removeprefix("step-"))
+    except (OSError, ValueError):
         return 0
-    return int(digits) if digits.isdigit() else 0

@@ -1,5 +1,7 @@
 """record.json: what ran, where, with which versions, and what came out."""
 
+import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -12,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tutti.records.files import write_durably
+from tutti.records.json_files import read_json
+from tutti.records.metrics import is_number
 
 _PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
 _OF_THE_END = ("state", "ended", "ended_by", "failure")
+# The types of what is read again, where it is there.
+_TYPES = {"recipe": str, "state": str, "kind": str, "started": str, "ranks": int, "plan": dict, "segments": list}
+_SEGMENT_TYPES = {"host": str, "process": int, "hosts": list, "versions": dict, "hardware": dict}
+_SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit"), str)
 
 
 @dataclass
@@ -39,6 +47,8 @@ class Record:
             "hardware": hardware(),
             "commit": commit(),
         } | facts
+        if not self.content:
+            self._keep_damaged()
         self.content.setdefault("format", 1)
         self.content.setdefault("started", segment["started"])
         self.content.setdefault("segments", []).append(segment)
@@ -51,6 +61,11 @@ class Record:
         self.content |= {"state": state, "ended": now()} | facts
         self.content["segments"][-1] |= {key: self.content[key] for key in _OF_THE_END if key in self.content}
         self.write()
+
+    def _keep_damaged(self) -> None:
+        """Keep a file that could not be read under another name."""
+        with contextlib.suppress(OSError):
+            self.path.rename(self.path.with_name(f"{self.path.name}.damaged"))
 
     def _forget_the_end(self) -> None:
         """How the segment before has ended stays with that segment."""
@@ -66,12 +81,42 @@ class Record:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record's content, or None where there is no readable one."""
+    """A record's content, or None where there is no readable one; a damaged one is told once."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+        content = read_json(path)
+        _check(content)
+    except OSError:
         return None
-    return content if isinstance(content, dict) else None
+    except ValueError as error:
+        _warn(path, str(error))
+        return None
+    return content
+
+
+def _check(content: Any) -> None:
+    """Refuse content in which something that is read again has another type."""
+    _check_types(content, _TYPES, "")
+    for name, value in (content.get("plan") or {}).items():
+        if not (value is None or is_number(value)):
+            raise ValueError(f"plan.{name} is {value!r:.40}")
+    for number, segment in enumerate(content.get("segments") or []):
+        _check_types(segment, _SEGMENT_TYPES, f"segments.{number}.")
+        if not all(isinstance(host, str) for host in segment.get("hosts") or ()):
+            raise ValueError(f"segments.{number}.hosts is {segment['hosts']!r:.40}")
+
+
+def _check_types(content: Any, types: dict[str, type], before: str) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{before or 'it '}is no JSON object: {content!r:.40}")
+    for name, kind in types.items():
+        value = content.get(name)
+        if value is not None and (type(value) is not kind or (kind is int and not is_number(value))):
+            raise ValueError(f"{before}{name} is {value!r:.40}")
+
+
+@functools.cache
+def _warn(path: Path, reason: str) -> None:
+    print(f"warning: {path} is damaged and left out: {reason}", file=sys.stderr)
 
 
 def state_of(content: dict[str, Any]) -> str:
@@ -80,11 +125,11 @@ def state_of(content: dict[str, Any]) -> str:
     if content.get("state") == "running" and segment.get("host") == platform.node():
         try:
             os.kill(segment["process"], 0)
-        except (ProcessLookupError, KeyError):
+        except (ProcessLookupError, KeyError, TypeError, OverflowError):
             return "interrupted"
         except PermissionError:
             pass
-    return content.get("state", "unknown")
+    return content.get("state") or "unknown"
 
 
 def now() -> str:

@@ -56,17 +56,17 @@ def summarise(folder: RunFolder) -> RunSummary | None:
     for event in read_events(folder.metrics):
         if event.get("event") == "epoch":
             last = event
-        elif event.get("event") == "step" and "seconds" in event:
+        elif event.get("event") == "step" and event.get("seconds") is not None:
             seconds = (seconds or 0.0) + event["seconds"]
     return RunSummary(
         folder=folder,
-        recipe=content.get("recipe", "?"),
+        recipe=content.get("recipe") or "?",
         state=state_of(content),
-        ranks=content.get("ranks", 0),
-        started=content.get("started", ""),
+        ranks=content.get("ranks") or 0,
+        started=content.get("started") or "",
         epochs=last.get("epoch", 0),
         metrics={key: value for key, value in last.items() if key.startswith("valid_")},
         samples_per_second=last.get("samples_per_second"),
-        global_batch=content.get("plan", {}).get("global_batch"),
+        global_batch=(content.get("plan") or {}).get("global_batch"),
         training_seconds=seconds,
     )

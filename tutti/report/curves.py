@@ -11,15 +11,15 @@ from matplotlib.axes import Axes
 
 from tutti.optim.schedule import Schedule
 from tutti.records.folder import RunFolder
-from tutti.records.metrics import read_events
+from tutti.records.metrics import is_number, read_events
 from tutti.records.record import read_record
 
 
 def draw_curves(folder: RunFolder) -> Path | None:
     """Draw a run's curves beside its record; nothing where it has not logged a step yet."""
     events = list(read_events(folder.metrics))
-    steps = [event for event in events if event["event"] == "step"]
-    epochs = [event for event in events if event["event"] in ("start", "epoch")]
+    steps = [event for event in events if event.get("event") == "step"]
+    epochs = [event for event in events if event.get("event") in ("start", "epoch")]
     if not steps:
         return None
     record = read_record(folder.record) or {}
@@ -54,13 +54,13 @@ def draw_schedule(schedule: Schedule, steps_per_epoch: int, path: Path) -> None:
 def _plot_pair(axes: Axes, name: str, steps: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> None:
     """A metric on training batches as a thin line, on validation as marks."""
     _plot(axes, steps, name, name, label="training", alpha=0.6)
-    valid = [event for event in epochs if f"valid_{name}" in event]
+    valid = [event for event in epochs if "step" in event and f"valid_{name}" in event]
     axes.plot([e["step"] for e in valid], [e[f"valid_{name}"] for e in valid], "o-", ms=3, label="validation")
     axes.legend(fontsize=8)
 
 
 def _plot(axes: Axes, events: list[dict[str, Any]], key: str, title: str, **style: Any) -> None:
-    known = [event for event in events if key in event]
+    known = [event for event in events if "step" in event and is_number(event.get(key))]
     axes.plot([event["step"] for event in known], [event[key] for event in known], **style)
     axes.set(xlabel="step", title=title)
     axes.grid(alpha=0.3)

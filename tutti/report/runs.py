@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tutti.config.recipes import parse_yaml
+from tutti.config.recipes import read_yaml
 from tutti.records.folder import RunFolder
 from tutti.records.history import summarise_epochs
 from tutti.records.metrics import read_events
@@ -40,22 +40,22 @@ class RunOutcome:
 def read_run(folder: RunFolder) -> RunOutcome:
     """Read a run folder; what the run has not told yet is left out."""
     record = read_record(folder.record) or {}
-    events = list(read_events(folder.metrics))
+    events = [event for event in read_events(folder.metrics) if "step" in event]
     steps = [event for event in events if event.get("event") == "step"]
     windows, epochs, seconds = [], [], 0.0
     for event in events:
         kind = event.get("event")
-        seconds += event.get("seconds", 0.0) if kind == "step" else 0.0
+        seconds += (event.get("seconds") or 0.0) if kind == "step" else 0.0
         if kind in ("step", "start", "epoch"):
             (windows if kind == "step" else epochs).append(Mark(event["step"], seconds, event))
     return RunOutcome(
         state=state_of(record),
         settings=_settings(folder),
         conditions=_conditions(record),
-        plan={"ranks": record.get("ranks")} | record.get("plan", {}),
+        plan={"ranks": record.get("ranks")} | (record.get("plan") or {}),
         windows=tuple(windows),
         epochs=tuple(epochs),
-        best=summarise_epochs(folder.metrics, record.get("ranks", 1)).get("best", {}),
+        best=summarise_epochs(folder.metrics, record.get("ranks") or 1).get("best", {}),
         training_seconds=seconds,
         samples_per_second=_speed(steps),
         shares=shares_of(_later(steps)),
@@ -65,7 +65,7 @@ def read_run(folder: RunFolder) -> RunOutcome:
 def _settings(folder: RunFolder) -> dict[str, str]:
     if not folder.config.is_file():
         return {}
-    values = parse_yaml(folder.config.read_text(), str(folder.config))
+    values = read_yaml(folder.config)
     return dict(_leaves(values)) if isinstance(values, dict) else {}
 
 
@@ -88,7 +88,7 @@ def _shown(value: Any) -> str:
 def _conditions(record: Mapping[str, Any]) -> dict[str, str]:
     """Of the last start, all that may make two runs differ besides their settings."""
     segment = (record.get("segments") or [{}])[-1]
-    hosts = sorted(set(segment.get("hosts") or [segment.get("host", "")]))
+    hosts = sorted(set(segment.get("hosts") or [segment.get("host") or ""]))
     hardware = segment.get("hardware") or {}
     found = {
         "host": ", ".join(hosts),
@@ -110,6 +110,7 @@ def _later(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _speed(steps: list[dict[str, Any]]) -> float | None:
-    samples = sum(event["samples_per_second"] * event["seconds"] for event in _later(steps))
-    seconds = sum(event["seconds"] for event in _later(steps))
+    known = [event for event in _later(steps) if event.get("samples_per_second") and event.get("seconds")]
+    samples = sum(event["samples_per_second"] * event["seconds"] for event in known)
+    seconds = sum(event["seconds"] for event in known)
     return samples / seconds if seconds else None

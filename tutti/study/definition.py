@@ -5,6 +5,7 @@ Light: imports no torch.
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any, Literal
 from tutti.errors import FolderError
 from tutti.records.files import write_durably
 from tutti.records.folder import RunFolder
+from tutti.records.json_files import read_dataclass, read_json, to_dataclass
 
 Kind = Literal["scale", "sweep"]
 Mode = Literal["weak", "strong"]
+_ID = re.compile(r"[\w.,+=-]*\w[\w.,+=-]*")
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,14 @@ class Definition:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> "Definition":
-        known = {key: value for key, value in values.items() if key != "format"}
-        known["overrides"] = tuple(values["overrides"])
-        known["goal"] = Goal(**values["goal"])
-        known["points"] = tuple(Point(**each | {"overrides": tuple(each["overrides"])}) for each in values["points"])
-        return cls(**known)
+        """The definition in plain values; a ValueError where they are none."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"expected a JSON object, found {values!r:.40}")
+        made = to_dataclass({key: value for key, value in values.items() if key != "format"}, cls)
+        for point in made.points:
+            if not _ID.fullmatch(point.id):
+                raise ValueError(f"the id {point.id!r} of a point is no name of a folder")
+        return made
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,11 @@ def write_definition(folder: StudyFolder, definition: Definition) -> None:
 def read_definition(folder: StudyFolder) -> Definition:
     """The definition of the study in a folder."""
     try:
-        return Definition.from_plain(json.loads(folder.definition.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Definition.from_plain(read_json(folder.definition))
+    except (OSError, ValueError) as error:
         raise FolderError(
-            f"{folder.path} holds no study ({error}): expected a folder that tutti scale or tutti sweep has made."
+            f"{folder.path} holds no study ({folder.definition.name}: {error}): expected a folder that tutti scale or "
+            "tutti sweep has made."
         ) from error
 
 
@@ -137,7 +144,10 @@ def write_state(folder: StudyFolder, point: str, state: State) -> None:
 
 def read_state(folder: StudyFolder, point: str) -> State:
     """How a point stands; one of which nothing is known waits."""
+    path = folder.state(point)
     try:
-        return State(**json.loads(folder.state(point).read_text()))
-    except (OSError, ValueError, TypeError):
+        return read_dataclass(path, State)
+    except OSError:
         return State()
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged ({error}). Remove it, and the point runs again.") from error

@@ -120,7 +120,7 @@ def choose_executor(env: Mapping[str, str], ranks_per_node: int | None = None) -
         return SlurmSteps(own, int(cores) if cores.isdecimal() and not ranks_per_node else None)
     file = next((env[name] for name in _NODE_FILES if name in env), None)
     if file is not None and Path(file).is_file():
-        hosts = Counter(Path(file).read_text().split())
+        hosts = Counter(Path(file).read_text(errors="replace").split())
         if len(hosts) > 1:
             return MpiSteps(len(hosts), ranks_per_node or max(hosts.values()))
     if ranks_per_node is not None:

@@ -3,14 +3,13 @@
 Light: imports no torch.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.bench.collective_model import Model
-from tutti.bench.collective_results import FILE
+from tutti.bench.collective_model import Model, read_models
+from tutti.bench.collective_results import FILE, read_conditions
 from tutti.config.schema import MOST_DIRECT_BYTES
 from tutti.errors import ConfigError, FolderError
 from tutti.study.efficiency import ScalePoint, Scaling
@@ -94,10 +93,8 @@ def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
     """The model of an all-reduce, and the conditions under which it was measured."""
     path = given / FILE if given.is_dir() else given
     try:
-        plain = json.loads(path.read_text())
-        models = {each["operation"]: Model.from_plain(each) for each in plain["models"]}
-        conditions = plain["conditions"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        models, conditions = read_models(path), read_conditions(path)
+    except (OSError, ValueError) as error:
         raise FolderError(
             f"--collectives {given}: {path} is no measurement of collectives ({error}): expected a run folder of "
             f"`tutti bench collectives`, or the {FILE} in it."

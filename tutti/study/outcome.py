@@ -5,9 +5,11 @@ Light: imports no torch.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tutti.records.metrics import read_events
+from tutti.errors import FolderError
+from tutti.records.metrics import read_all_events
 from tutti.records.record import read_record
 from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
 
@@ -19,6 +21,7 @@ _PHASES = {  # of a step, by the share that they are part of
     "rest": ("rest",),
 }
 SHARES = tuple(_PHASES)  # together all of a step
+_NEEDED = {"step": ("step", "seconds", "loss", "samples_per_second"), "epoch": ("step", "epoch")}
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
 def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The shares of log windows together; none where phases were not kept."""
     known = [event for event in events if "forward_seconds" in event]
-    seconds = sum(event["seconds"] for event in known)
+    seconds = sum(event.get("seconds") or 0.0 for event in known)
     if not seconds:
         return {}
     return {
-        share: sum(event.get(f"{phase}_seconds", 0.0) for event in known for phase in phases) / seconds
+        share: sum(event.get(f"{phase}_seconds") or 0.0 for event in known for phase in phases) / seconds
         for share, phases in _PHASES.items()
     }
 
@@ -87,9 +90,10 @@ def shares_together(windows: Iterable[Window]) -> dict[str, float]:
 def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
     run, state = folder.run(point.id), read_state(folder, point.id)
     record = read_record(run.record) or {}
-    events = list(read_events(run.metrics)) if run.metrics.exists() else []
+    events = read_all_events(run.metrics)
     windows, epochs, losses, seconds = [], [], [], 0.0
     for event in events:
+        _check_event(event, run.metrics)
         if event["event"] == "step":
             seconds += event["seconds"]
             losses.append((event["step"], seconds, event["loss"]))
@@ -102,12 +106,22 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
         state=state,
         folder=str(run.path),
         conditions=(record.get("segments") or [{}])[0],
-        plan=record.get("plan", {}),
+        plan=record.get("plan") or {},
         windows=tuple(windows),
         epochs=tuple(epochs),
         losses=tuple(losses),
         start=next((_metrics(event) for event in events if event["event"] == "start"), {}),
     )
+
+
+def _check_event(event: Mapping[str, Any], path: Path) -> None:
+    """Refuse an event without the values that figures are made of."""
+    missing = [key for key in _NEEDED.get(event.get("event", ""), ("event",)) if event.get(key) is None]
+    if missing:
+        raise FolderError(
+            f"{path}: an event of step {event.get('step', '?')} has no {', '.join(missing)}: expected a file that "
+            "tutti train has written. Restore it, or run the point again."
+        )
 
 
 def _metrics(event: Mapping[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from tutti.checkpoint.store import check_model, model_shape
 from tutti.config import parts
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
+from tutti.data.dataset import check_classes
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
 from tutti.errors import ConfigError
@@ -74,8 +75,8 @@ def build_job(
     agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
     pieces = agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
     manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
-    if group.is_first:
-        rewind(folder, manifest.step if manifest else -1)
+    last_step = manifest.step if manifest else -1
+    agreed(group, functools.partial(rewind, folder, last_step) if group.is_first else lambda: None)
     group.barrier("the start of training")
     screen = None
     if group.is_first:
@@ -123,6 +124,7 @@ def build_pieces(config: RunConfig, objects: Objects, placement: Placement, devi
             for name in ("input_shape", "num_classes")
             if (value := getattr(train_data, name, None)) is not None
         }
+        check_classes(train_data, valid_data)
         model = parts.call(config.model.locate(), "model", config.model.options(), **shapes)
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -38,7 +38,9 @@ def open_box(path: Path, crop: int) -> BoxFile:
     try:
         with h5py.File(path, "r") as file:
             sides = {_checked(path, file, name, channels) for name, channels in CHANNELS.items()}
-    except OSError as error:
+    except DataError:
+        raise
+    except Exception as error:  # HDF5's library raises almost anything on bytes that are wrong
         raise DataError(f"{path} does not open as an HDF5 file: {error}. Make or copy it again.") from error
     if len(sides) > 1:
         raise DataError(f"{path}: Nbody and Hydro have different sizes, {sorted(sides)}: expected the same box.")
@@ -73,7 +75,11 @@ def reading(path: Path, name: str) -> Iterator[None]:
     """Say which file it is that does not read, such as one whose compressed pieces are damaged."""
     try:
         yield
-    except OSError as error:
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError(f"{path}: {name} does not fit in memory. Set data.source=disk.") from None
+    except Exception as error:  # HDF5's library raises almost anything on bytes that are wrong
         raise DataError(f"{path}: {name} cannot be read: {error}. Make or copy it again.") from error
 
 

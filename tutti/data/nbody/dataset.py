@@ -11,6 +11,7 @@ from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.make import make_nbody
 from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, InMemory, Source, read_disk
 from tutti.data.nbody.symmetry import IDENTITY
+from tutti.errors import DataError
 
 _SYMMETRIES = 48
 _VALIDATION_SEED = 2106_12662  # validation crops are the same in every run
@@ -97,6 +98,12 @@ def choose_source(wish: str, file: BoxFile, device: torch.device, local_ranks: i
 
 def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device) -> Source:
     threads = torch.get_num_threads()
+    in_memory = file.bytes if kind == "memory" else file.bytes * max(CHANNELS.values()) // sum(CHANNELS.values())
+    if kind != "disk" and in_memory / 2**30 > (free := _free_memory_gib()):
+        raise DataError(
+            f"{file.path} is a box of {file.side}^3 cells, of which data.source={kind} keeps {in_memory / 2**30:,.1f} "
+            f"GiB in memory: expected at most the {free:.1f} GiB that are free. Set data.source=disk."
+        )
     if kind == "disk":
         return HostSource(read_disk(file), crop, device, threads)
     fields = ((name, read_field(file, name)) for name in CHANNELS)

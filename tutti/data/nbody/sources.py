@@ -176,7 +176,7 @@ class InMemory:
 
 def read_disk(box: BoxFile) -> Read:
     """Crops out of a file: straight from its pages where numbers lie there as they are, else through the library."""
-    with h5py.File(box.path, "r") as file:
+    with reading(box.path, "what it holds"), h5py.File(box.path, "r") as file:
         maps = {name: _map_pieces(file, name) for name in CHANNELS}
     library = _library(box) if None in maps.values() else None
 
