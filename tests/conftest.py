@@ -3,21 +3,27 @@
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import prepared
 import pytest
+from prepared import PYTHON
+from waiting import wait_for_end
+
+pytest_plugins = ["tiers"]
 
 REPOSITORY = Path(__file__).parent.parent
 # Real data, where a machine has it.
 DATA = [Path(os.environ.get("TUTTI_DATA", REPOSITORY / "data")), REPOSITORY.parent / "shared" / "data"]
-DEADLINE_SECONDS = 240
 LONG = ("cluster", "frameworks", "hvd/keras", "test_docs", "test_examples", "train", "launch", "hvd/test_elastic")
+LEFT_SECONDS = 60  # within which the kernel has ended the ranks of a launcher that was killed, however busy it is
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks DNS for the names of its peers, 5 s each time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has what it starts in its background ignore
 
 
@@ -52,15 +58,25 @@ def environment(**more: str) -> dict[str, str]:
         "HOROVOD_",
     )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200"} | more
+    fixed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200"}
+    return kept | prepared.variables() | fixed | more
 
 
-def command(*words: str, cwd: Path, deadline_seconds: int = DEADLINE_SECONDS, **env: str) -> Finished:
-    """Run a command to its end."""
-    done = subprocess.run(
-        words, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=deadline_seconds, check=False
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+def command(*words: str, cwd: Path, **env: str) -> Finished:
+    """Run a command to its end; one that begins with PYTHON is forked from a process that has imported torch."""
+    given = environment(**env)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(words, cwd=cwd, env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+        def said() -> tuple[str, str]:
+            return out.seek(0) or out.read(), err.seek(0) or err.read()
+
+        try:
+            code = wait_for_end(process, lambda: f"{' '.join(words)} does not end\n{''.join(said())}")
+        finally:
+            process.kill()
+            process.wait()
+        return Finished(code, *said())
 
 
 @pytest.fixture
@@ -68,7 +84,7 @@ def tutti(tmp_path: Path) -> Tutti:
     """The command `tutti` in an empty folder."""
 
     def call(*words: str, **env: str) -> Finished:
-        return command(sys.executable, "-m", "tutti", *words, cwd=tmp_path, **env)
+        return command(PYTHON, "-m", "tutti", *words, cwd=tmp_path, **env)
 
     return call
 
@@ -83,12 +99,13 @@ def mnist_folder() -> Path:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests first, so that no worker is left with one at the end.
 
     And have pytest 9.2 see the groups that xdist 3.8 writes into the names of tests, under an attribute that moved.
     """
-    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
+    if not config.getoption("--shuffle"):
+        items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
     for item in items:
         named = vars(item).get("_nodeid")
         if named is not None and hasattr(item, "_id") and item.nodeid != named:
@@ -98,21 +115,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_process_left() -> Iterator[None]:
+def _no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every process that a test starts, at any depth, has ended when the test has."""
-    newest = _newest_process()
+    from tiers import tier_of  # a plugin, which pytest imports itself
+
     yield
-    if _newest_process() == newest:  # nobody has started any
+    if tier_of(request.node) == "logic":  # which starts none
         return
-    deadline = time.monotonic() + 10  # the kernel takes a moment to end the ranks of a launcher that was killed
+    deadline = time.monotonic() + LEFT_SECONDS
     while (left := _marked_processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"left behind: {left}"
-
-
-def _newest_process() -> str:
-    """The number that this machine has given to a process or thread last."""
-    return Path("/proc/loadavg").read_text().split()[-1]
 
 
 def _marked_processes() -> list[str]:
@@ -122,9 +135,7 @@ def _marked_processes() -> list[str]:
         try:
             if folder.name != str(os.getpid()) and f"{_MARK}={os.environ[_MARK]}" in (folder / "environ").read_text():
                 line = (folder / "cmdline").read_text().replace("\0", " ")
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                # The server from which the tests' own ranks are forked, and its tracker, stay.
-                if line and not ("from multiprocessing." in line and parent == os.getpid()):
+                if line and (folder / "comm").read_text().strip() != prepared.SERVER:  # from which programs are forked
                     found.append(line)
         except (OSError, UnicodeDecodeError):
             continue

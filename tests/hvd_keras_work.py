@@ -805,8 +805,3 @@ def keras_2_keeps_a_state() -> None:
     model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
     state.restore()
     np.testing.assert_array_equal(flat(model), kept)
-
-
-if __name__ == "__main__":
-    answer = outcomes(sys.argv[1])
-    (Path(sys.argv[2]) / f"{os.environ['RANK']}.json").write_text(json.dumps(answer))

@@ -1,5 +1,6 @@
 """What ranks do in the tests of TensorFlow's part; each function runs on every rank."""
 
+import inspect
 import os
 import signal
 import time
@@ -19,6 +20,19 @@ from tutti.hvd.torch import ops
 FORMS: dict[str, Callable[[Any], Any]] = {"eager": lambda work: work, "function": tf.function}
 REDUCED = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 MOVED = (*REDUCED, "int16", "uint16", "bool")
+
+
+def signatures(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The arguments of functions as the tests write them."""
+    return {name: tuple(map(_written, inspect.signature(getattr(hvd, name)).parameters.values())) for name in names}
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    """An argument with its default; a process set is that of all ranks, or has no default."""
+    if parameter.default is inspect.Parameter.empty or parameter.default is hvd.global_process_set:
+        return parameter.name
+    is_none = parameter.default is hvd.Compression.none
+    return f"{parameter.name}={'none' if is_none else repr(parameter.default)}"
 
 
 def leave_the_context_alone() -> tuple[bool, int]:

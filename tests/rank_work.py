@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tutti.parallel.ddp import spread
 from tutti.parallel.host_memory import share_memory
 from tutti.runtime.discovery import discover
 from tutti.runtime.group import Group, join
+
+PATIENT_SECONDS = 600.0  # for ranks of which none is missing
 
 
 def join_all(**runtime: Any) -> Group:
@@ -33,12 +36,22 @@ def join_without_rank_1(seconds: float) -> None:
         join_all(start_timeout_seconds=seconds)
 
 
-def arrive_late(missing: tuple[int, ...], seconds: float) -> None:
+def arrive_late(missing: tuple[int, ...], seconds: float, folder: Path) -> None:
     group = join_all()
+    group.barrier("breakfast", PATIENT_SECONDS)
     if group.rank in missing:
-        time.sleep(2 * seconds)  # stays away, and alive, until the others have given up
+        _stay_until_others_end(group.world_size - len(missing), folder)
     else:
-        group.barrier("lunch", seconds)
+        try:
+            group.barrier("lunch", seconds)
+        finally:
+            (folder / str(group.rank)).touch()
+
+
+def _stay_until_others_end(others: int, folder: Path) -> None:
+    """Stay away, and alive, until the other ranks have given up."""
+    while len(list(folder.iterdir())) < others:
+        time.sleep(0.05)
 
 
 def agree_on_errors(errors: dict[int, str]) -> None:
@@ -49,17 +62,18 @@ def agree_on_errors(errors: dict[int, str]) -> None:
 
 def meet_at_a_taken_port() -> None:
     if os.environ["RANK"] == "0":
-        with socket.socket() as taken:
-            taken.bind(("0.0.0.0", int(os.environ["MASTER_PORT"])))
-            taken.listen()
-            join_all(start_timeout_seconds=5)
+        with socket.create_server(("", int(os.environ["MASTER_PORT"]))):
+            join_all(start_timeout_seconds=PATIENT_SECONDS)
 
 
 def average_many(rounds: int) -> tuple[list[float], list[str]]:
     """Means of tensors that differ by rank and round, taken as fast as the ranks can; and what is left in memory."""
     group = join_all()
+    made: list[str] = []
+    mkdtemp = tempfile.mkdtemp
+    tempfile.mkdtemp = lambda **options: made.append(mkdtemp(**options)) or made[-1]
     memory = share_memory(group, 1 << 16)
-    assert memory is not None
+    assert memory is not None and len(made) == (group.rank == 0)
     means = []
     for turn in range(rounds):
         tensor = torch.full((1 + turn % 7, 3), float(group.rank + turn), dtype=(torch.float32, torch.float64)[turn % 2])
@@ -68,14 +82,14 @@ def average_many(rounds: int) -> tuple[list[float], list[str]]:
         mean = memory.average(tensor)
         assert mean.data_ptr() == tensor.data_ptr() and (tensor == tensor[0, 0]).all()
         means.append(tensor[0, 0].item())
-    left = [path.name for path in Path("/dev/shm").glob("tutti-*")]
+    left = [path for path in made if Path(path).exists()]
     group.leave()
     memory.close()
     return means, left
 
 
 def average_without_rank_1() -> None:
-    group = join_all(timeout_seconds=60)
+    group = join_all(timeout_seconds=PATIENT_SECONDS)
     memory = share_memory(group, 1 << 16)
     assert memory is not None
     if group.rank == 1:
@@ -83,10 +97,13 @@ def average_without_rank_1() -> None:
     memory.average(torch.ones(4))
 
 
-def swap_with_a_silent_rank(seconds: float) -> None:
+def swap_with_a_silent_rank(seconds: float, folder: Path) -> None:
     group = join_all(timeout_seconds=seconds)
     model = spread(torch.nn.Linear(4, 2), DdpConfig(), group, torch.device("cpu"))
     if group.rank == 0:
-        model(torch.ones(1, 4)).sum().backward()
-    else:
-        time.sleep(2 * seconds)  # alive, but never in its backward pass
+        try:
+            model(torch.ones(1, 4)).sum().backward()
+        finally:
+            (folder / "0").touch()
+    else:  # alive, but never in its backward pass
+        _stay_until_others_end(1, folder)

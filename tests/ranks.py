@@ -1,59 +1,65 @@
 """Real ranks over Gloo for tests: forked from a process that has torch loaded, so that starting them is quick."""
 
+import contextlib
+import functools
+import importlib
 import json
-import multiprocessing
 import os
+import pickle
 import signal
 import socket
-import sys
-import time
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-DEADLINE_SECONDS = 120
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "tutti.train.run", "tensorflow", "ranks"])
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import prepared
+import pytest
+from waiting import Patience
 
 
-def run_ranks(world_size: int, work: Callable[..., Any], *arguments: Any, expect_failure: bool = False) -> list[Any]:
-    """Call `work(*arguments)` on every rank of a world of its own; what each returns, in the order of ranks."""
-    port = free_port()
-    queue = _context.SimpleQueue()
-    ranks = [
-        _context.Process(target=_rank, args=(queue, rank, world_size, port, work, arguments), daemon=True)
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    found: dict[int, Any] = {}
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        while any(process.is_alive() for process in ranks) or not queue.empty():
-            while not queue.empty():
-                rank, answer = queue.get()
-                found[rank] = answer
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"ranks {[r for r in range(world_size) if r not in found]} did not end")
+def run_ranks(
+    world_size: int,
+    work: Callable[..., Any] | str,
+    *arguments: Any,
+    expect_failure: bool = False,
+    modules: tuple[str, ...] = prepared.TORCH,
+) -> list[Any]:
+    """Call `work(*arguments)` on every rank of a world of its own; what each returns, in the order of ranks.
+
+    Work that this process should not import is given by its name, "module:function".
+    """
+    server = prepared.server(modules)
+    with reserved_port() as port, tempfile.TemporaryDirectory(prefix="tutti-ranks-") as folder:
+        answers = [Path(folder) / str(rank) for rank in range(world_size)]
+        ranks = [
+            server.start(_rank, str(answers[rank]), work, arguments, env=_variables(rank, world_size, port))
+            for rank in range(world_size)
+        ]
+        patience = Patience()
+        try:
+            while waiting := [rank for rank in range(world_size) if ranks[rank].wait(0.02) is None]:
+                patience.check(functools.partial("ranks {} did not end".format, waiting))
+        finally:
             for process in ranks:
-                process.join(0.02)
-    finally:
-        for process in ranks:
-            if process.is_alive():
                 process.kill()
-            process.join()
-    answers = [found.get(rank, RuntimeError(f"rank {rank}: {ranks[rank].exitcode}")) for rank in range(world_size)]
+                process.wait()
+        found = [_read(path, rank, ranks[rank].returncode) for rank, path in enumerate(answers)]
     if not expect_failure:
-        for answer in answers:
+        for answer in found:
             if isinstance(answer, Exception):
                 raise answer
-    return answers
+    return found
 
 
-def _rank(queue: Any, rank: int, world_size: int, port: int, work: Callable[..., Any], arguments: tuple) -> None:
-    os.environ |= {
+def _read(path: Path, rank: int, code: int | None) -> Any:
+    return pickle.loads(path.read_bytes()) if path.exists() else RuntimeError(f"rank {rank}: {code}")
+
+
+def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return dict(os.environ) | {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": str(rank),
@@ -62,12 +68,20 @@ def _rank(queue: Any, rank: int, world_size: int, port: int, work: Callable[...,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _rank(path: str, work: Callable[..., Any] | str, arguments: tuple) -> None:
     try:
-        queue.put((rank, work(*arguments)))
+        if isinstance(work, str):
+            module, _, name = work.partition(":")
+            work = getattr(importlib.import_module(module), name)
+        answer = work(*arguments)
     except Exception as error:
         error.add_note(traceback.format_exc())
-        queue.put((rank, error))
+        answer = error
+    Path(f"{path}.part").write_bytes(pickle.dumps(answer))
+    Path(f"{path}.part").rename(path)
+    os._exit(0)  # threads of torch may wait for ranks that are gone
 
 
 def train(values: dict[str, Any], resume: str | None = None, kill_at_step: int | None = None) -> dict[str, Any]:
@@ -94,11 +108,27 @@ def train(values: dict[str, Any], resume: str | None = None, kill_at_step: int |
     return {"folder": outcome.folder.path, "results": outcome.results, "weights": weights.tolist()}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+run_in_tensorflow = functools.partial(run_ranks, modules=prepared.TENSORFLOW)
+needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+
+class InTensorFlow:
+    """The functions of a module that imports TensorFlow, by name, so that only ranks import it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return f"{self._module}:{name}"
+
+
+@contextlib.contextmanager
+def reserved_port(address: str = "127.0.0.1") -> Iterator[int]:
+    """A port that the kernel gives to nobody else meanwhile, and on which a server that reuses addresses may listen."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((address, 0))  # bound and not listening: others that ask for any port are given another
+        yield held.getsockname()[1]
 
 
 def read_ledger(folder: Path) -> dict[int, list[int]]:

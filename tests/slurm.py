@@ -5,22 +5,21 @@ import json
 import os
 import re
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import namespaces
+import prepared
 from conftest import Finished, environment
 from namespaces import Hosts
+from prepared import PYTHON
+from waiting import wait_until as wait_until
 
 NODES = ("n1", "n2", "n3", "n4")
 LOGIN = "login"
-WAIT_SECONDS = 60.0
-WORK = f"{sys.executable} {Path(__file__).parent / 'cluster_work.py'}"
-TUTTI = f"{sys.executable} -m tutti"
-T = TypeVar("T")
+WORK = f"{PYTHON} {Path(__file__).parent / 'cluster_work.py'}"
+TUTTI = f"{PYTHON} -m tutti"
 Told = list[dict[str, Any]]
 _DAEMONS = ("slurmctld", "slurmd", "munged")
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY")
@@ -74,6 +73,7 @@ class Cluster:
         self.hosts = hosts
         self.folder = hosts.folder
         self.settings = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
+        self._servers: dict[str, prepared.Program] = {}
 
     def run(
         self,
@@ -81,11 +81,10 @@ class Cluster:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         host: str = LOGIN,
-        deadline_seconds: float = WAIT_SECONDS,
     ) -> Finished:
         """Run a user's command on the login host, or another, to its end."""
         given = environment(**self.settings, **(env or {}))
-        return self.hosts.run(host, words, given, cwd, deadline_seconds)
+        return self.hosts.run(host, words, given, cwd)
 
     def submit(self, text: str, cwd: Path, *options: str, env: Mapping[str, str] | None = None) -> str:
         """Hand in a batch script; the job's id. Its output goes to `job-ID.out` in `cwd`."""
@@ -105,13 +104,12 @@ class Cluster:
         shown = self.run("scontrol", "-o", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", shown.out)) if shown.code == 0 else {}
 
-    def wait(self, job: str, *states: str, seconds: float = WAIT_SECONDS) -> dict[str, str]:
+    def wait(self, job: str, *states: str) -> dict[str, str]:
         """What Slurm says of a job once it is in one of the states, by default an end."""
         wanted = states or _ENDED
         return wait_until(
             lambda: found if (found := self.job(job)).get("JobState") in wanted else None,
             lambda: f"job {job} is not {' or '.join(wanted)}: {self.job(job)}",
-            seconds,
         )
 
     def finish(self, text: str, cwd: Path, *options: str, state: str = "COMPLETED") -> str:
@@ -119,7 +117,7 @@ class Cluster:
         job = self.submit(
             text, cwd, *options, env={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         )
-        ended = self.wait(job, seconds=2 * WAIT_SECONDS)
+        ended = self.wait(job)
         printed = self.output(job, cwd)
         assert ended["JobState"] == state, printed
         return printed
@@ -141,7 +139,23 @@ class Cluster:
         self.start_slurmd(node)
         self.wait_for_node(node)
 
+    def start_server(self, host: str) -> None:
+        """Have Python programs on a host forked there, from a server that has imported torch."""
+        self.end_server(host)
+        here = prepared.server()
+        address = here.folder / host
+        address.unlink(missing_ok=True)
+        holder = self.hosts.by_name[host].life.pid
+        self._servers[host] = program = here.start(prepared.serve_on_host, holder, str(address))
+        wait_until(address.exists, lambda: f"no server on {host}", program)
+
+    def end_server(self, host: str) -> None:
+        if program := self._servers.pop(host, None):
+            program.kill()
+            program.wait()
+
     def start_slurmd(self, node: str) -> None:
+        self.start_server(node)
         self.hosts.by_name[node].shell(f"SLURM_CONF={self.folder}/slurm.conf slurmd -N {node}")
 
     def wait_for_node(self, node: str) -> None:
@@ -178,15 +192,6 @@ def record_of(folder: Path) -> dict[str, Any]:
     return json.loads((run / "record.json").read_text())
 
 
-def wait_until(ready: Callable[[], T | None], otherwise: Callable[[], str], seconds: float = WAIT_SECONDS) -> T:
-    """What `ready` returns once that is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.05)
-    return found
-
-
 @contextlib.contextmanager
 def running(rate: str | None = None) -> Iterator[Cluster]:
     """A cluster with idle nodes, on links of a rate; nothing of it is left afterwards."""
@@ -205,8 +210,13 @@ def running(rate: str | None = None) -> Iterator[Cluster]:
         files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
         munge = " ".join(f"--{flag}={hosts.folder}/{file}" for flag, file in files.items())
         login.shell(f"munged {munge} --num-threads=2; SLURM_CONF={hosts.folder}/slurm.conf slurmctld -c")
+        cluster.start_server(LOGIN)
         for node in NODES:
             cluster.start_slurmd(node)
         for node in NODES:
             cluster.wait_for_node(node)
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            for host in (LOGIN, *NODES):
+                cluster.end_server(host)

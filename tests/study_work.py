@@ -4,6 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from prepared import PYTHON
+
 from tutti.study.definition import State, StudyFolder, read_definition
 from tutti.study.running import Place, run_study
 
@@ -17,7 +19,7 @@ class Pretended:
 
     def command(self, folder: Path, ranks: int) -> list[str]:
         work = Path(__file__).with_name("study_point_work.py")
-        return [sys.executable, str(work), str(folder), str(ranks), str(self.plan)]
+        return [PYTHON, str(work), str(folder), str(ranks), str(self.plan)]
 
     def describe(self) -> str:
         return "in tests"

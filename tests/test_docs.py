@@ -4,12 +4,16 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import prepared
 import pytest
 from conftest import REPOSITORY, command
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+IN_TENSORFLOW = re.compile(r"tensorflow|keras", re.IGNORECASE)
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -42,30 +46,40 @@ ELSEWHERE = (
 )
 
 
-def run_commands(lines: list[str], tmp_path: Path) -> None:
+def run_commands(lines: list[str], tmp_path: Path, path: Sequence[Path]) -> None:
+    """Run each command in a shell that finds `tutti` and `python` in the folders of `path`."""
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
-    programs = Path(sys.executable).parent
+    folders = os.pathsep.join([*map(str, path), os.environ["PATH"]])
     for line in lines:
         if line.startswith("mpirun"):
             if shutil.which("mpirun.openmpi") is None:
                 continue
             line = line.replace("mpirun", "mpirun.openmpi", 1)
-        path = f"{programs}:{os.environ['PATH']}"
-        done = command("bash", "-c", line, cwd=tmp_path, PATH=path, **ROOT)
+        env = prepared.variables(prepared.TENSORFLOW if IN_TENSORFLOW.search(line) else prepared.TORCH)
+        done = command("bash", "-c", line, cwd=tmp_path, PATH=folders, **ROOT, **env)
         assert done.code == 0, f"{line}\n{done.all}"
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def in_a_group(page: Path) -> Any:
+    """Pages whose programs need TensorFlow are one worker's, which imports it once."""
+    needs = any(IN_TENSORFLOW.search(line) for line in commands(page))
+    return pytest.param(page, marks=pytest.mark.xdist_group("tensorflow")) if needs else page
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("page", [in_a_group(page) for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    run_commands([line for line in commands(page) if not line.startswith(ELSEWHERE)], tmp_path)
+    lines = [line for line in commands(page) if not line.startswith(ELSEWHERE)]
+    if any(IN_TENSORFLOW.search(line) for line in lines):
+        prepared.server(prepared.TENSORFLOW)
+    run_commands(lines, tmp_path, [prepared.QUICK, Path(sys.executable).parent])
 
 
-@pytest.mark.ranks
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_all_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    run_commands(commands(page), tmp_path)
+def test_all_commands_of_a_page_run_in_interpreters_of_their_own(page: Path, tmp_path: Path) -> None:
+    run_commands(commands(page), tmp_path, [Path(sys.executable).parent])
 
 
 def test_what_is_left_to_the_slow_tests_is_on_a_page() -> None:

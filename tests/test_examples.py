@@ -1,11 +1,11 @@
 """The examples run as their first lines say."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, Tutti, command
+from prepared import PYTHON
 
 pytestmark = pytest.mark.ranks
 EXAMPLES = REPOSITORY / "examples"
@@ -22,7 +22,7 @@ def test_own_parts_through_a_recipe_on_one_and_two_ranks(tutti: Tutti, tmp_path:
 
 
 def test_own_parts_through_python(tmp_path: Path) -> None:
-    done = command(sys.executable, str(EXAMPLES / "own_model.py"), cwd=tmp_path)
+    done = command(PYTHON, str(EXAMPLES / "own_model.py"), cwd=tmp_path)
     assert done.code == 0, done.all
     assert "run folder: runs/own_model/" in done.out
 

@@ -15,7 +15,7 @@ from tutti.config.load import resolve
 from tutti.runtime.discovery import discover
 
 RECIPE = """
-data: {name: "tune_work:Sleepy", milliseconds: 5.0}
+data: {name: "tune_work:Sleepy", milliseconds: 25.0}
 model: {name: mlp, hidden: [8]}
 optim: {name: sgd, lr: 0.01}
 batch: {per_rank: 4}

@@ -15,9 +15,9 @@ from typing import Any
 import namespaces
 from bench.faults import HEALTHY, Case
 from conftest import REPOSITORY, environment
-from ranks import free_port
-
-DEADLINE_SECONDS = 900  # of all cases on the same ranks
+from prepared import PYTHON
+from ranks import reserved_port
+from waiting import Patience
 
 Tell = Callable[[str], None]
 
@@ -65,7 +65,7 @@ def _launch(ranks: int, rate: str | None, cases: Sequence[Case], keep: Path | No
     with tempfile.TemporaryDirectory(prefix="tutti-faults-") as folder:
         place = Path(folder)
         (place / "cases.json").write_text(json.dumps([_plain(case) for case in cases]))
-        words = [sys.executable, __file__, str(place)]
+        words = [PYTHON if rate is None else sys.executable, __file__, str(place)]
         if rate is None:
             _run_here(ranks, words)
         else:
@@ -78,14 +78,14 @@ def _launch(ranks: int, rate: str | None, cases: Sequence[Case], keep: Path | No
 
 
 def _run_here(ranks: int, words: list[str]) -> None:
-    port = free_port()
-    several = [_variables(rank, ranks, "127.0.0.1", port, rank, ranks) if ranks > 1 else {} for rank in range(ranks)]
-    _finish(
-        [
-            subprocess.Popen(words, env=_environment(more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for more in several
-        ]
-    )
+    with reserved_port() as port:
+        places = [_variables(rank, ranks, "127.0.0.1", port, rank, ranks) for rank in range(ranks)]
+        _finish(
+            [
+                subprocess.Popen(words, env=_environment(place), stdout=-1, stderr=subprocess.STDOUT, text=True)
+                for place in (places if ranks > 1 else [{}])
+            ]
+        )
 
 
 def _run_on_hosts(made: namespaces.Hosts, words: list[str]) -> None:
@@ -101,10 +101,10 @@ def _run_on_hosts(made: namespaces.Hosts, words: list[str]) -> None:
 
 def _finish(processes: list[subprocess.Popen[str]]) -> None:
     """Wait until all ranks have ended or one has failed; what that one says is told, and none is left."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    patience = Patience()
     try:
         while any(process.poll() is None for process in processes) and not any(each.returncode for each in processes):
-            assert time.monotonic() < deadline, f"not done after {DEADLINE_SECONDS} seconds"
+            patience.check(lambda: "the ranks of some cases do not end")
             time.sleep(0.05)
         failed = [process for process in processes if process.returncode]
         assert not failed, "\n".join(text for text in failed[0].communicate() if text)

@@ -68,8 +68,9 @@ def test_a_wrong_file_of_variants_is_explained(tmp_path: Path, text: str, messag
         read_variants(tmp_path / "variants.yaml", "digits", [])
 
 
+@pytest.mark.system
 def test_variants_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--variants .*nowhere.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"--variants .*nowhere.yaml: cannot be read: No such file"):
         read_variants(tmp_path / "nowhere.yaml", "digits", [])
 
 
@@ -82,6 +83,7 @@ def test_what_cannot_be_measured_is_refused_before_ranks_start() -> None:
         check(read_variants(None, "mnist/keras", []), 1, trials=2, seconds=1.0)
 
 
+@pytest.mark.system
 def test_options_of_one_kind_of_bench_are_refused_by_the_other(tutti: Tutti) -> None:
     done = tutti("bench", "digits", "--sizes", "1KB")
     assert (done.code, "--sizes and --operations are for tutti bench collectives" in done.err) == (2, True)

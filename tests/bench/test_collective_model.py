@@ -76,6 +76,7 @@ def test_one_size_gives_no_model() -> None:
     assert fit_model("all_reduce", [Point(2, 1024, 1e-4), Point(4, 1024, 2e-4)], 1) is None
 
 
+@pytest.mark.system
 def test_a_model_is_read_from_json_without_torch(tmp_path: Path) -> None:
     model = fitted("all_reduce", ring("all_reduce", [2, 4]))
     path = tmp_path / "collectives.json"

@@ -61,7 +61,7 @@ def test_times_and_rates_have_three_digits_and_a_unit() -> None:
 
 
 def test_bandwidths_follow_the_convention_of_nccl_tests() -> None:
-    seconds = (0.5, 0.4, 0.6)
+    seconds = (0.5, 0.4, 0.9)  # whose mean is not their median
     found = [Measured(operation, 4, 1, 1000, 1, seconds) for operation in ("all_reduce", "broadcast", "all_gather")]
     assert [each.bytes_per_second for each in found] == [2000] * 3
     assert [each.bus_bytes_per_second for each in found] == [3000, 2000, 1500]

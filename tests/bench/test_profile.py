@@ -1,7 +1,6 @@
 """`tutti profile` on real ranks: what is in its files, and what it refuses."""
 
 import re
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import REPOSITORY, Finished, Tutti, command
+from prepared import PYTHON
 from profile_work import offset_with_a_clock_ahead
 from ranks import run_ranks
 from trace_rules import check_rules, read_file
@@ -28,7 +28,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     """Steps 3 and 4 of the digits on two ranks."""
     place = tmp_path_factory.mktemp("profile")
     words = ("profile", "digits", "-n", "2", "--steps", "3:4", "--memory", "log.every_steps=4")
-    done = command(sys.executable, "-m", "tutti", *words, cwd=place)
+    done = command(PYTHON, "-m", "tutti", *words, cwd=place)
     assert done.code == 0, done.all
     (folder,) = (place / "runs" / "profile" / "digits").iterdir()
     return done, folder

@@ -1,12 +1,12 @@
 """Ranks try what is suggested in one meeting, keep what helps and write it down."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import tune_work
 from conftest import REPOSITORY, Tutti, command
+from prepared import PYTHON
 from ranks import run_ranks
 
 from tutti.bench.tune import Asked, Budget
@@ -46,9 +46,10 @@ def test_rungs_are_measured_shorter_under_a_small_budget(minutes: float, seconds
     assert Asked("digits", (), minutes, (), None).seconds == seconds
 
 
+@pytest.mark.system
 def test_loader_processes_are_found_kept_and_written(sleepy: Path, tmp_path: Path) -> None:
     words = (str(sleepy), str(tmp_path / "runs"), str(tmp_path / "fast.yaml"))
-    done = command(sys.executable, tune_work.__file__, *words, cwd=tmp_path, PYTHONPATH=str(REPOSITORY / "tests"))
+    done = command(PYTHON, tune_work.__file__, *words, cwd=tmp_path, PYTHONPATH=str(REPOSITORY / "tests"))
     assert done.code == 0, done.all
     found = json.loads(done.out.splitlines()[-1])
     assert found["kept"] == {"data.workers": "4"}
@@ -115,6 +116,7 @@ def test_bad_input_is_refused_before_anything_starts(
     assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]
 
 
+@pytest.mark.system
 def test_bad_input_is_one_message_and_leaves_nothing(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("tune", "digits", "-n", "2", "--allow", "btach")
     assert done.code == 2

@@ -17,6 +17,7 @@ def assert_refused(done: Finished, *words: str) -> None:
         assert word in done.err, done.err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -45,6 +46,7 @@ def test_a_wrong_value_is_named_with_its_fix(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_an_unknown_recipe_offers_the_list(tutti: Tutti) -> None:
     assert_refused(
         tutti("train", "minst"),
@@ -55,12 +57,14 @@ def test_an_unknown_recipe_offers_the_list(tutti: Tutti) -> None:
     assert_refused(tutti("show", "digits/mpl"), "there is no run 'mpl'", "base, mlp")
 
 
+@pytest.mark.system
 def test_a_users_object_that_does_not_import_shows_its_own_error(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('license server not found')\n")
     done = tutti("train", "digits", "-n", "2", "model.name=broken:Net", PYTHONPATH=str(tmp_path))
     assert_refused(done, "'broken:Net'", "RuntimeError: license server not found")
 
 
+@pytest.mark.system
 def test_a_users_model_that_cannot_be_built_shows_where(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def net(width):\n    return 1 / (width - width)\n")
     done = tutti("train", "digits", "model.name=own:net", "model.width=3", PYTHONPATH=str(tmp_path))
@@ -68,6 +72,7 @@ def test_a_users_model_that_cannot_be_built_shows_where(tutti: Tutti, tmp_path: 
     assert_refused(tutti("train", "digits", "model.name=own:net", PYTHONPATH=str(tmp_path)), "needs the option 'width'")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.ranks)])
 def test_missing_and_truncated_data_files(tutti: Tutti, tmp_path: Path, ranks: str) -> None:
     missing = tutti("train", "mnist", "-n", ranks, "data.path=there")
@@ -82,6 +87,7 @@ def test_missing_and_truncated_data_files(tutti: Tutti, tmp_path: Path, ranks: s
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.system
 def test_an_unwritable_run_folder(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_refused(tutti("train", "digits", "out=file/runs"), "file is not a folder", "out=FOLDER")

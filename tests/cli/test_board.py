@@ -5,8 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from ranks import free_port
+from prepared import PYTHON
+from ranks import reserved_port
 from run_folders import make_run
+from waiting import wait_for_end, wait_until
 
 from tutti.cli.board import board
 from tutti.errors import FolderError, LaunchError
@@ -33,7 +33,8 @@ def test_a_dry_run_prints_the_names_and_the_command_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "digits" / "2026-11-15_101500_n2").tensorboard.mkdir()
-    board(tmp_path, free_port(), dry_run=True)
+    with reserved_port() as port:
+        board(tmp_path, port, dry_run=True)
     name, line = capsys.readouterr().out.splitlines()
     assert name == "digits_2026-11-15_101500_n2"
     assert re.search(r" -m tensorboard\.main --logdir \S+/\.board --host localhost --port \d+$", line)
@@ -55,15 +56,18 @@ def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="--port 70000: expected a number from 1 to 65535"):
         board(tmp_path, 70000, dry_run=True)
     (tmp_path / ".board").touch()
-    with pytest.raises(FolderError, match=r"\.board: links to the runs cannot be made there: File exists"):
-        board(tmp_path, free_port(), dry_run=False)
+    with (
+        reserved_port() as port,
+        pytest.raises(FolderError, match=r"\.board: links .* cannot be made there: File exists"),
+    ):
+        board(tmp_path, port, dry_run=False)
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_tensorboard_lists_runs_by_their_names_also_new_ones_and_ends_on_an_interrupt(tmp_path: Path) -> None:
     make_shown(tmp_path / "runs" / "digits" / "2026-11-15_101500_n2")
-    port = free_port()
-    with started(tmp_path, port) as process:
+    with reserved_port() as port, started(tmp_path, port) as process:
         assert process.stdout is not None
         address = process.stdout.readline()
         assert address == f"1 run(s) of runs: http://localhost:{port}/ (Ctrl-C ends it)\n"
@@ -71,13 +75,13 @@ def test_tensorboard_lists_runs_by_their_names_also_new_ones_and_ends_on_an_inte
         make_shown(tmp_path / "runs" / "digits" / "2026-11-15_101600_n4")
         await_runs(port, ["digits_2026-11-15_101500_n2", "digits_2026-11-15_101600_n4"])
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert wait_for_end(process, lambda: "tutti board does not end") == 0
         assert process.stdout.read() == ""
 
 
 @contextmanager
 def started(cwd: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, "-m", "tutti", "board", "--port", str(port)]
+    words = [PYTHON, "-m", "tutti", "board", "--port", str(port)]
     with subprocess.Popen(words, cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE) as process:
         try:
             yield process
@@ -86,13 +90,10 @@ def started(cwd: Path, port: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def await_runs(port: int, expected: list[str]) -> None:
-    deadline = time.monotonic() + 120
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    found: list[str] = []
-    while time.monotonic() < deadline:
-        with opener.open(f"http://127.0.0.1:{port}/data/runs", timeout=60) as answer:
-            found = sorted(json.load(answer))
-        if found == expected:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"TensorBoard lists {found}, not {expected}")
+
+    def listed() -> list[str]:
+        with opener.open(f"http://127.0.0.1:{port}/data/runs") as answer:
+            return sorted(json.load(answer))
+
+    wait_until(lambda: listed() == expected, lambda: f"TensorBoard lists {listed()}, not {expected}")

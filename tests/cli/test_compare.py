@@ -140,6 +140,7 @@ def test_the_table_of_runs_has_batch_and_time_and_can_be_sorted(
     assert re.search(r" 128 +64 +8\.50 s  ", row)
 
 
+@pytest.mark.system
 def test_comparing_and_the_board_need_no_torch(tmp_path: Path) -> None:
     light = (
         "import sys, tutti.cli.board, tutti.cli.compare, tutti.report.compared_curves; print('torch' in sys.modules)"

@@ -30,6 +30,7 @@ def assert_refused(done: Finished, *words: str) -> None:
         assert word in done.err, done.err
 
 
+@pytest.mark.system
 def test_a_tree_of_images_is_made_and_named(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti(*IMAGES)
     assert last_line(done) == "12 training and 6 validation images of 3 classes in tree"
@@ -40,12 +41,14 @@ def test_a_tree_of_images_is_made_and_named(tutti: Tutti, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.system
 def test_a_terminal_shows_a_bar_for_each_split(tutti: Tutti) -> None:
     done = tutti(*IMAGES, FORCE_COLOR="1")
     assert last_line(done).endswith("in tree")
     assert "12/12" in done.out and "6/6" in done.out
 
 
+@pytest.mark.system
 def test_a_box_is_made_with_its_picture_and_both_are_named(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti(*NBODY, "--seed", "7", "--cell", "0.5")
     assert last_line(done) == "a box of 16^3 cells in boxes/train.h5, a picture of its slices in boxes/train.png"
@@ -54,6 +57,7 @@ def test_a_box_is_made_with_its_picture_and_both_are_named(tutti: Tutti, tmp_pat
     assert (tmp_path / "boxes" / "train.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.system
 def test_a_box_is_replaced_only_when_asked_to(tutti: Tutti, tmp_path: Path) -> None:
     place = tmp_path / "boxes" / "train.h5"
     place.parent.mkdir()
@@ -64,6 +68,7 @@ def test_a_box_is_replaced_only_when_asked_to(tutti: Tutti, tmp_path: Path) -> N
     assert h5py.is_hdf5(place)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -82,6 +87,7 @@ def test_what_cannot_be_made_is_refused(tutti: Tutti, tmp_path: Path, words: lis
     assert not list((tmp_path / "folder").iterdir())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("words", [["--help"], ["make", "images", "--help"], ["make", "nbody", "--help"]])
 def test_help_needs_none_of_what_makes_data(words: list[str], tmp_path: Path) -> None:
     done = command(sys.executable, "-c", PROBE, "data", *words, cwd=tmp_path)

@@ -38,6 +38,7 @@ def test_a_run_folder_is_examined_with_its_own_recipe_and_gets_the_record(tutti:
     assert json.loads((tmp_path / "run" / "doctor.json").read_text())["ready"] is False
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -58,6 +59,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_number_of_ranks_that_contradicts_the_launcher_is_refused(tutti: Tutti) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}
     done = tutti("doctor", "-n", "2", **place, MASTER_ADDR="localhost", MASTER_PORT="1")

@@ -20,6 +20,7 @@ print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "words",
     [
@@ -43,6 +44,7 @@ def test_a_login_node_needs_no_torch(words: list[str], tmp_path: Path) -> None:
     assert found["code"] == (2 if "optim.lrr=1" in words else 0)
 
 
+@pytest.mark.system
 def test_show_tells_where_each_value_came_from(tutti: Tutti) -> None:
     lines = {
         line.split("#")[0].strip(): line.rpartition("#")[2].strip()
@@ -55,6 +57,7 @@ def test_show_tells_where_each_value_came_from(tutti: Tutti) -> None:
     assert any(line.startswith("global batch   8192 = 2 rank(s) x 4096 (8 x 512)") for line in lines)
 
 
+@pytest.mark.system
 def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path) -> None:
     shown = tutti("show", "digits").out.partition("\non 1 rank")[0]
     (tmp_path / "kept.yaml").write_text(shown)
@@ -62,6 +65,7 @@ def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path) -> None:
     assert [line.split("#")[0] for line in again.splitlines()] == [line.split("#")[0] for line in shown.splitlines()]
 
 
+@pytest.mark.system
 def test_list_names_every_recipe_and_part(tutti: Tutti) -> None:
     out = tutti("list").out
     recipes = ("digits", "mnist/large_batch", "cifar10/resnet_small", "imagenet/resnet50_shift", "nbody/bs512_opt")
@@ -70,6 +74,7 @@ def test_list_names_every_recipe_and_part(tutti: Tutti) -> None:
         assert any(line.split()[:1] == [name] and len(line.split()) > 2 for line in out.splitlines()), name
 
 
+@pytest.mark.system
 def test_the_learning_rate_is_drawn(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("show", "mnist", "-n", "8", "--plot-lr", "lr.png")
     assert done.code == 0, done.all

@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 from conftest import REPOSITORY, Finished, Tutti, command
 
@@ -55,7 +56,7 @@ class Cluster:
         for name in ("srun", "mpiexec"):  # starts one rank, whatever it is asked for
             self.write(self.programs / name, '#!/bin/bash\nwhile [ "${1##*/}" != python ]; do shift; done\nexec "$@"\n')
         python = folder / "python"
-        self.write(python, PYTHON.format(python=sys.executable))
+        self.write(python, PYTHON.format(python=prepared.PYTHON))
         for scheduler in ("slurm", "pbs"):
             (folder / f"my-{scheduler}.yaml").write_text(f"extends: {scheduler}\npython: {python}\n")
         self.settings = {"PATH": f"{self.programs}:{os.environ['PATH']}", "CLUSTER": str(folder)}
@@ -111,6 +112,7 @@ def assert_refused(done: Finished, *words: str) -> None:
         assert word in done.err, done.err
 
 
+@pytest.mark.system
 def test_a_dry_run_shows_the_script_and_leaves_nothing(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("submit", "digits", "--on", "slurm", "--nodes", "2", "--time", "30", "--dry-run", "epochs=3")
     assert done.code == 0, done.all
@@ -140,6 +142,7 @@ def test_a_wrong_wish_is_refused_before_anything_is_written(
     assert not cluster.asked()
 
 
+@pytest.mark.system
 def test_a_login_node_needs_no_torch_to_submit(cluster: Cluster) -> None:
     probe = (
         "import sys; from tutti.cli.main import main\n"
@@ -154,12 +157,14 @@ def test_a_login_node_needs_no_torch_to_submit(cluster: Cluster) -> None:
     assert "slurm 41" in done.out
 
 
+@pytest.mark.system
 def test_a_machine_without_the_scheduler_is_told_what_is_missing(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("submit", "digits", "--on", "slurm", PATH=str(tmp_path))
     assert_refused(done, "sbatch, with which jobs are submitted to slurm, is not on this machine", "--dry-run")
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_a_refusal_by_the_scheduler_is_shown_and_the_folder_removed(cluster: Cluster) -> None:
     (cluster.folder / "refuses").touch()
     done = cluster.tutti("submit", "digits", "--on", "slurm", "--queue", "night")
@@ -167,6 +172,7 @@ def test_a_refusal_by_the_scheduler_is_shown_and_the_folder_removed(cluster: Clu
     assert not (cluster.folder / "runs").exists()
 
 
+@pytest.mark.system
 def test_a_submitted_run_is_followed_to_its_end(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "slurm", "--nodes", "2", "--ranks-per-node", "2", "--time", "1:00:00", "epochs=2")
     assert cluster.asked() == f"--parsable {folder}/job.sh\n"
@@ -201,6 +207,7 @@ def test_a_submitted_run_is_followed_to_its_end(cluster: Cluster) -> None:
     assert (done.code, done.out) == (0, "slurm job 41 has already ended: complete\n")
 
 
+@pytest.mark.system
 def test_a_cancelled_run_is_asked_to_save_and_not_started_again(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-slurm.yaml")
     cluster.says(JobState="RUNNING", NodeList="n1")
@@ -221,6 +228,7 @@ def test_a_folder_without_a_job_is_refused(cluster: Cluster) -> None:
     assert cluster.tutti("status").out == "no submitted runs in runs\n"
 
 
+@pytest.mark.system
 def test_slurm_starts_a_run_again_until_it_is_complete(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-slurm.yaml")
     for number, start in enumerate(("10 75", "20 137"), start=1):
@@ -236,6 +244,7 @@ def test_slurm_starts_a_run_again_until_it_is_complete(cluster: Cluster) -> None
     assert "checkpoints from step 10 to 20, exit code 137; started again: it was ended by a signal" in shown
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("start", "code", "message"),
     [
@@ -254,6 +263,7 @@ def test_a_run_that_would_fail_again_ends_its_job(cluster: Cluster, start: str, 
     assert (done.code, done.out, cluster.queue()) == (code, message, [])
 
 
+@pytest.mark.system
 def test_pbs_gets_the_script_again_as_a_new_job_at_most_so_often(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-pbs.yaml", "--max-requeues", "1")
     settings = {"PBS_NODEFILE": "/dev/null"}

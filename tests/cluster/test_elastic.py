@@ -7,7 +7,7 @@ import pytest
 from ranks import read_ledger
 from slurm import TUTTI, Cluster, record_of, wait_until
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 PARTS = """
 import time
 from pathlib import Path

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slurm import TUTTI, WORK, Cluster, record_of, told
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 
 LAUNCHERS = {"Open MPI": "mpirun.openmpi -np", "MPICH": "mpiexec.mpich -n"}
 TWO_BY_TWO = ("-N2", "--ntasks-per-node=2")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slurm import WORK, Cluster, Told, told
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 
 
 def test_ranks_find_their_places_in_every_kind_of_step(cluster: Cluster, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_jobs_on_the_same_nodes_meet_apart_from_each_other_and_from_strangers(cl
     srun {WORK} together 60; code=$?; [ -z "$!" ] || kill $!; exit $code
     """
     array = cluster.submit(script, tmp_path, "--array=1-2", "-N2", "-n2", "-w", "n1,n2")
-    jobs = [cluster.wait(f"{array}_{task}", seconds=120)["JobId"] for task in (1, 2)]
+    jobs = [cluster.wait(f"{array}_{task}")["JobId"] for task in (1, 2)]
     ports = set()
     for job in jobs:
         ranks = told(cluster.output(job, tmp_path))

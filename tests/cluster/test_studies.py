@@ -10,7 +10,7 @@ from slurm import TUTTI, Cluster, wait_until
 from tutti.study.definition import StudyFolder, read_definition, read_state
 from tutti.study.outcome import read_outcomes
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm"), pytest.mark.slow]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm"), pytest.mark.slow]
 
 STUDY = ["scale", "digits/mlp", "--ranks", "1,2", "--mode", "weak", "--steps", "10", "--warmup", "2"]
 

@@ -3,7 +3,8 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import REPOSITORY
 from ranks import read_ledger
 from slurm import TUTTI, Cluster, wait_until
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 
 # 352 steps of a few milliseconds, a checkpoint every 44.
 LONG = ["epochs=16", "batch.global=64", "log.ledger=true", "checkpoint.every_epochs=2", "log.tensorboard=false"]
@@ -42,6 +43,8 @@ def misfortune():
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "wait for another start" and calls == 600 and os.environ.get("SLURM_RESTART_COUNT") is None:
         time.sleep(3600)
+    if how == "slowly":
+        time.sleep(0.05)
     if how == "fail":
         raise ValueError("no such luck")
 """
@@ -76,12 +79,16 @@ def state(folder: Path) -> str:
     return json.loads((folder / "record.json").read_text())["state"] if (folder / "record.json").exists() else "none"
 
 
-def wait_for_text(folder: Path, text: str, seconds: float = 90) -> None:
-    wait_until(lambda: text in printed(folder), lambda: f"{text!r} does not come:\n{printed(folder)}", seconds)
+def wait_for_text(folder: Path, text: str) -> None:
+    wait_until(lambda: text in printed(folder), lambda: f"{text!r} does not come:\n{printed(folder)}")
+
+
+def told_any(folder: Path, texts: Sequence[str]) -> bool:
+    return any(text in printed(folder) for text in texts)
 
 
 def wait_for_end(cluster: Cluster, folder: Path, *states: str) -> str:
-    cluster.wait(job_of(folder), *(states or ("COMPLETED", "FAILED", "CANCELLED")), seconds=150)
+    cluster.wait(job_of(folder), *(states or ("COMPLETED", "FAILED", "CANCELLED")))
     return printed(folder)
 
 
@@ -146,14 +153,18 @@ def test_a_signal_in_mid_epoch_and_a_killed_rank_cost_no_sample(
 
 
 def test_time_that_runs_out_twice_is_gone_on_with_twice(cluster: Cluster, submit: Submit) -> None:
-    # A limit of one minute, of which the run keeps all but a few seconds as its margin.
-    wishes = ["--nodes", "1", "--ranks-per-node", "2", "--time", "1"]
-    folder = submit("digits", *wishes, *LONG[1:], "epochs=400", "runtime.margin_seconds=48")
-    wait_for_text(folder, "start 3 of at most 11")
+    # The run keeps all of its hour but a few seconds as its margin; where it makes no step in them, it gets more.
+    words = ["--nodes", "1", "--ranks-per-node", "2", "--time", "60", "model.name=net:Net", "data.shift=0", *LONG[1:]]
+    for seconds in (10, 60, 300):
+        folder = submit("digits", *words, "epochs=400", f"runtime.margin_seconds={3600 - seconds}", HOW="slowly")
+        ends = ("start 3 of at most 11", "the time limit is too short")
+        wait_until(partial(told_any, folder, ends), partial(printed, folder))
+        if ends[1] not in printed(folder):
+            break
     assert printed(folder).count("stopped before the end of the allocation after step") == 2
     cancelled = cluster.run(*TUTTI.split(), "cancel", str(folder))
     assert cancelled.code == 0, cancelled.all
-    cluster.wait(job_of(folder), "CANCELLED", "FAILED", "COMPLETED", seconds=60)
+    cluster.wait(job_of(folder), "CANCELLED", "FAILED", "COMPLETED")
     ledger, whole = read_ledger(folder), undisturbed(folder)
     assert ledger == {step: whole[step] for step in ledger} and sorted(ledger) == list(range(1, len(ledger) + 1))
 
@@ -164,7 +175,7 @@ def test_time_that_runs_out_twice_is_gone_on_with_twice(cluster: Cluster, submit
         (
             "sleep",
             [
-                "did not end within 5 s: missing rank 1 on host n2.",
+                "did not end within 15 s: missing rank 1 on host n2.",
                 "rank 1 on host n2 is in the forward pass of step",
                 "in misfortune: time.sleep(3600)",
             ],
@@ -175,7 +186,15 @@ def test_time_that_runs_out_twice_is_gone_on_with_twice(cluster: Cluster, submit
 def test_a_run_that_would_fail_again_says_why_and_is_not_started_again(
     cluster: Cluster, submit: Submit, how: str, said: list[str]
 ) -> None:
-    words = ["--nodes", "2", "--ranks-per-node", "1", "model.name=net:Net", "data.shift=0", "runtime.timeout_seconds=5"]
+    words = [
+        "--nodes",
+        "2",
+        "--ranks-per-node",
+        "1",
+        "model.name=net:Net",
+        "data.shift=0",
+        "runtime.timeout_seconds=15",
+    ]
     folder = submit("digits", *words, HOW=how)
     text = wait_for_end(cluster, folder, "FAILED")
     for each in said:
@@ -193,7 +212,7 @@ def test_a_run_whose_node_loses_its_slurmd_goes_on_on_others_from_its_checkpoint
     folder = submit("digits", *words, *LONG, "epochs=24", "checkpoint.every_epochs=1", HOW="wait for another start")
     wait_for_text(folder, "step 110/")
     cluster.signal("n2", "KILL")
-    wait_for_text(folder, "resumed from", seconds=120)
+    wait_for_text(folder, "resumed from")
     text = wait_for_end(cluster, folder)
     assert state(folder) == "finished", text
     hosts = [segment.get("hosts") for segment in json.loads((folder / "record.json").read_text())["segments"]]

@@ -164,6 +164,7 @@ def test_options_out_of_range_are_refused(tree: Path, option: str, value: Any, e
 # Augmentation.
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("augment", ["crop", "shift_zoom"])
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(tree: Path, augment: str) -> None:
     dataset = opened("train", tree, augment=augment)
@@ -175,6 +176,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(tree: Path, augment
     assert torch.equal(torch.cat(parts, dim=1), alone)
 
 
+@pytest.mark.ranks
 def test_validation_takes_no_chances(tree: Path) -> None:
     dataset = opened("valid", tree)
     first = evaluated(dataset, workers=0)
@@ -274,6 +276,7 @@ def test_finishing_normalises_each_channel(tree: Path) -> None:
 # Files that are no images.
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_corrupt_image_is_refused_by_name(tree: Path, split: str, workers: int) -> None:
@@ -303,6 +306,7 @@ def test_a_file_that_is_gone_is_not_a_corrupt_one(tree: Path, corrupt: str) -> N
         dataset[0]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_training_the_next_image_of_the_class_stands_in(tree: Path, workers: int) -> None:
     plain = opened("train", tree, augment="none", corrupt="skip")
@@ -320,6 +324,7 @@ def test_in_training_the_next_image_of_the_class_stands_in(tree: Path, workers: 
     assert sorted(set(plain.skipped)) == spoiled
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_validation_a_corrupt_image_is_left_out(tree: Path, workers: int) -> None:
     dataset = opened("valid", tree, corrupt="skip")

@@ -140,6 +140,7 @@ def test_the_ranks_together_see_what_one_alone_sees(dataset: Any, ranks: int) ->
         assert torch.equal(inputs([part[step] for part in parts]), inputs([whole]))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("dataset", "workers", "prefetch"),
     [
@@ -214,6 +215,7 @@ def test_a_dataset_of_another_kind_is_refused() -> None:
     )
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_in_a_dataset_reaches_the_loop(workers: int, prefetch: int) -> None:
@@ -223,6 +225,7 @@ def test_an_error_in_a_dataset_reaches_the_loop(workers: int, prefetch: int) -> 
     assert not prefetching()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_message_for_the_user_comes_out_of_a_worker_as_it_is(workers: int, prefetch: int) -> None:
@@ -235,6 +238,7 @@ def test_a_message_for_the_user_comes_out_of_a_worker_as_it_is(workers: int, pre
         list(evaluation_batches(Refusing(), 0, 1, 8, CPU, workers, SEED))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_may_put_batches_together_and_finish_them_itself(workers: int) -> None:
     batch = steps(Bytes(), plan(micro=4), workers=workers)[0]
@@ -257,10 +261,12 @@ def test_a_dataset_of_whole_batches_may_finish_them_too() -> None:
     assert all((found == 1000).all() for found, _ in evaluation_batches(dataset, 0, 1, 8, CPU, 0, SEED))
 
 
+@pytest.mark.ranks
 def test_a_worker_uses_one_thread() -> None:
     assert set(inputs(steps(Threads(), plan(), workers=2)).flatten().tolist()) == {1}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_evaluation_goes_on_without_samples_that_are_passed_over(workers: int) -> None:
     dataset = Gappy({1, 8, 9, 10, 11, 49})
@@ -272,6 +278,7 @@ def test_an_evaluation_goes_on_without_samples_that_are_passed_over(workers: int
     assert dataset.skipped == ["1", "8", "9", "10", "11", "49"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_passed_over_is_told_with_the_step_that_meets_it(workers: int) -> None:
     class Replacing(Gappy):
@@ -288,6 +295,7 @@ def test_what_was_passed_over_is_told_with_the_step_that_meets_it(workers: int) 
         assert dataset.skipped == [str(gap)] * len(met), "not before, although it was made ahead"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_in_a_dataset_ends_its_workers(prefetch: int) -> None:
     with contextlib.suppress(FileNotFoundError):
@@ -320,6 +328,7 @@ def test_the_ranks_together_evaluate_each_sample_once(ranks: int) -> None:
     assert seen == list(range(SAMPLES))
 
 
+@pytest.mark.ranks
 def test_an_evaluation_by_sample_is_the_same_each_time_and_with_any_workers() -> None:
     def run(workers: int) -> torch.Tensor:
         return torch.cat([found for found, _ in evaluation_batches(Chances(), 0, 1, 8, CPU, workers, SEED)])
@@ -333,6 +342,7 @@ def test_an_evaluation_by_sample_is_the_same_each_time_and_with_any_workers() ->
     assert not set(first[:, 1].tolist()) & set(trained[:, 1].tolist())
 
 
+@pytest.mark.ranks
 def test_a_loop_that_breaks_leaves_neither_threads_nor_processes() -> None:
     made = plan()
     loader = Loader(Chances(), made, SampleOrder(made, SEED), 0, CPU, workers=2, prefetch=2)

@@ -15,7 +15,7 @@ import namespaces
 import pytest
 from conftest import REPOSITORY, Finished, environment
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("doctor_hosts")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("doctor_hosts")]
 DEADLINE_SECONDS = 60
 FAST = "tc qdisc replace dev eth0 root tbf rate 200mbit burst 128kb latency 50ms"
 HEAL = f"tc qdisc del dev eth0 root; {FAST}"

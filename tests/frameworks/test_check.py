@@ -87,6 +87,7 @@ def test_a_missing_package_is_an_error_with_its_install_line(
     assert str(error.value).endswith(f"Install it: {line}")
 
 
+@pytest.mark.system
 def test_a_recipe_in_keras_is_read_without_any_framework(tmp_path: Path) -> None:
     program = """
 import sys
@@ -98,6 +99,7 @@ print({"torch", "tensorflow", "keras", "jax"} & set(sys.modules))
     assert done.out == "set()\n", done.all
 
 
+@pytest.mark.system
 def test_list_says_what_exists_in_torch_only(tutti: Tutti) -> None:
     lines = tutti("list").out.splitlines()
     assert any(line.startswith("  unet3d") and line.endswith("(torch only)") for line in lines)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from conftest import Tutti
 from frameworks_names import MODELS, OPTIMIZERS
+from prepared import TENSORFLOW
 from ranks import read_ledger, run_ranks
 
 pytestmark = [
     pytest.mark.ranks,
-    pytest.mark.xdist_group("recipes in Keras"),  # one worker makes the runs that all look at
+    pytest.mark.xdist_group("tensorflow"),  # one worker makes the runs that all look at
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 FRAMEWORKS = ("keras", "tensorflow")
@@ -25,13 +26,14 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of two ranks came to."""
-    return run_ranks(2, work.on_two_ranks, tmp_path_factory.mktemp("two"))
+    return run_ranks(2, work.on_two_ranks, tmp_path_factory.mktemp("two"), modules=TENSORFLOW)
 
 
 @pytest.fixture(scope="module")
 def one(two: Found, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank came to."""
-    return run_ranks(1, work.on_one_rank, tmp_path_factory.mktemp("one"), two[0]["keras_plain"]["folder"])[0]
+    folder = two[0]["keras_plain"]["folder"]
+    return run_ranks(1, work.on_one_rank, tmp_path_factory.mktemp("one"), folder, modules=TENSORFLOW)[0]
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:

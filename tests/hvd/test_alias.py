@@ -94,6 +94,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.out)
 
 
+@pytest.mark.system
 def test_names_are_the_same_objects(found: dict[str, Any]) -> None:
     assert found["names"] == []
     assert found["missing"] == []
@@ -103,18 +104,21 @@ def test_names_are_the_same_objects(found: dict[str, Any]) -> None:
     assert not found["unknown"]
 
 
+@pytest.mark.system
 def test_the_package_itself_is_light(found: dict[str, Any]) -> None:
     assert found["version"].startswith("0.28.1+tutti")
     assert found["light"]
     assert found["run"] == "tutti.launch.call"
 
 
+@pytest.mark.system
 def test_small_questions_are_answered(found: dict[str, Any]) -> None:
     assert found["util"] == [True, False, [[1, 2, 3], [4, 5]]]
     assert found["versions"] == [True, True, False]
     assert (found["who"], found["heard"]) == ([0, 1], [1])
 
 
+@pytest.mark.system
 def test_a_framework_that_is_missing_is_named_with_its_install_line(found: dict[str, Any]) -> None:
     assert set(found["refused"]) == {"horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras"}
     assert all("pip install 'tutti-train[" in text for text in found["refused"].values())
@@ -130,6 +134,7 @@ def test_tutti_run_offers_the_name(tutti: Tutti, tmp_path: Path) -> None:
     assert "import horovod" not in done.err
 
 
+@pytest.mark.system
 def test_tutti_run_does_not_replace_a_real_horovod(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "site" / "horovod").mkdir(parents=True)
     (tmp_path / "site" / "horovod" / "__init__.py").write_text("whose = 'the real one'\n")
@@ -155,6 +160,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_the_distribution_provides_package_and_command(site: Path, tmp_path: Path) -> None:
     done = python("-W", "error", "-c", SAME, cwd=tmp_path, path=site)
     assert done.code == 0, done.all
@@ -168,6 +174,7 @@ def test_the_distribution_provides_package_and_command(site: Path, tmp_path: Pat
     assert [path.name for path in (site / "horovod").glob("*.py")] == ["__init__.py"]
 
 
+@pytest.mark.system
 def test_tutti_run_uses_the_distribution_in_silence(site: Path, tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import horovod; print(horovod.__file__)\n")
     done = tutti("run", "script.py", PYTHONPATH=str(site))
@@ -175,6 +182,7 @@ def test_tutti_run_uses_the_distribution_in_silence(site: Path, tutti: Tutti, tm
     assert done.out.strip() == str(site / "horovod" / "__init__.py")
 
 
+@pytest.mark.system
 def test_the_distribution_refuses_to_stand_beside_a_real_horovod(site: Path, tmp_path: Path) -> None:
     (tmp_path / "horovod-0.28.1.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n"

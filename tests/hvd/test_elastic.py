@@ -1,7 +1,6 @@
 """Elastic training: real workers that die, come and go, and the state that is kept meanwhile."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import hvd_elastic_work as work
 import pytest
 import torch
 from conftest import REPOSITORY, Finished, command
+from prepared import PYTHON
 from ranks import run_ranks
 
 from tutti.hvd import basics
@@ -32,7 +32,7 @@ def run_job(folder: Path, options: dict[str, Any], hosts: str | None = None, **d
     plan = {"options": options} | {worker.removeprefix("worker_"): each for worker, each in deeds.items()}
     (folder / "plan.json").write_text(json.dumps(plan))
     script = str(REPOSITORY / "tests" / "hvd_elastic_work.py")
-    return command(sys.executable, script, "drive", str(folder), cwd=folder, PYTHONPATH=str(REPOSITORY))
+    return command(PYTHON, script, "drive", str(folder), cwd=folder, PYTHONPATH=str(REPOSITORY))
 
 
 def ended(folder: Path) -> dict[int, dict[str, Any]]:

@@ -144,6 +144,7 @@ def bind(mode: str, ranks: int, allowed: str) -> list[str]:
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < max(2, os.cpu_count() or 1),
     reason="needs a host of two processors or more, all of which may be used",
@@ -159,6 +160,7 @@ def test_a_rank_is_bound_to_its_share_of_this_host_and_says_so() -> None:
     assert state == "True False None False"
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two processors"
 )

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import environment
+from prepared import PYTHON
 
 from tutti.errors import LaunchError
 from tutti.launch.elastic_driver import run_elastic
@@ -71,6 +71,7 @@ def test_what_is_said_arrives_as_it_was(spoken: Any) -> None:
 # Hosts.
 
 
+@pytest.mark.system
 def test_a_script_names_hosts_with_and_without_slots(tmp_path: Path) -> None:
     assert read_script("printf 'a\\n\\n b:4 \\na:1\\n'", 2) == [Host("a", 3), Host("b", 4)]
     script = tmp_path / "my hosts.sh"
@@ -80,6 +81,7 @@ def test_a_script_names_hosts_with_and_without_slots(tmp_path: Path) -> None:
     assert read_script("true", 1) == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -125,11 +127,13 @@ def test_numbers_that_contradict_each_other_are_refused(options: ElasticOptions,
         run_elastic(options, ["true"])
 
 
+@pytest.mark.system
 def test_a_job_whose_workers_end_well_ends_well(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_elastic(TWO, ["sh", "-c", "echo $TUTTI_ELASTIC_WORKER $HOROVOD_ELASTIC $HOROVOD_HOSTNAME"]) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:0 1 localhost", "[1]<stdout>:1 1 localhost"]
 
 
+@pytest.mark.system
 def test_no_more_workers_than_max_np_are_started(capfd: pytest.CaptureFixture[str]) -> None:
     options = replace(TWO, hosts=(Host("localhost", 2), Host("127.0.0.1", 2)), max_np=3)
     assert run_elastic(options, ["sh", "-c", "echo $HOROVOD_HOSTNAME"]) == 0
@@ -137,6 +141,7 @@ def test_no_more_workers_than_max_np_are_started(capfd: pytest.CaptureFixture[st
     assert hosts == ["127.0.0.1", "localhost", "localhost"]
 
 
+@pytest.mark.system
 def test_a_job_whose_workers_all_fail_ends_at_once_with_the_first(capfd: pytest.CaptureFixture[str]) -> None:
     options = replace(TWO, cooldown_range=(100.0, 100.0), host_discovery_script="echo localhost:2")
     assert run_elastic(options, ["sh", "-c", "exit 7"]) == 1
@@ -145,11 +150,13 @@ def test_a_job_whose_workers_all_fail_ends_at_once_with_the_first(capfd: pytest.
     assert "the job has failed before it began: all workers have ended. The first failure: worker " in said
 
 
+@pytest.mark.system
 def test_one_that_fails_beside_others_that_end_well_is_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_elastic(TWO, ["sh", "-c", "exit $TUTTI_ELASTIC_WORKER"]) == 1
     assert "worker 1 (without a rank yet, host localhost) ended with exit code 1" in capfd.readouterr().err
 
 
+@pytest.mark.system
 def test_too_few_slots_are_an_error_after_the_timeout(capfd: pytest.CaptureFixture[str]) -> None:
     options = replace(TWO, host_discovery_script="echo localhost", elastic_timeout=0.2)
     assert run_elastic(options, ["touch", "/never/started"]) == 1
@@ -159,22 +166,26 @@ def test_too_few_slots_are_an_error_after_the_timeout(capfd: pytest.CaptureFixtu
     assert "Hosts: localhost:1; left alone after failures: none." in said
 
 
+@pytest.mark.system
 def test_too_few_slots_are_an_error_at_once_where_no_more_can_come(capfd: pytest.CaptureFixture[str]) -> None:
     options = replace(TWO, hosts=(Host("localhost", 1), Host("127.0.0.1", 1)))
     assert run_elastic(options, ["sh", "-c", "[ $HOROVOD_HOSTNAME = localhost ] && exit 1; sleep 600"]) == 1
     assert "1 slots could be used and no more can come: expected 2 or more" in capfd.readouterr().err
 
 
+@pytest.mark.system
 def test_a_worker_that_does_not_begin_in_time_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_elastic(replace(TWO, start_timeout=0.2), ["sleep", "600"]) == 1
     assert "has not called hvd.init() within --start-timeout 0.2 s" in capfd.readouterr().err
 
 
+@pytest.mark.system
 def test_the_first_words_of_a_broken_script_are_the_users_to_mend() -> None:
     with pytest.raises(LaunchError, match="ended with exit code 1"):
         run_elastic(replace(TWO, host_discovery_script="false"), ["true"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> None:
     """The fixture that looks for processes left behind fails where one does."""
@@ -187,7 +198,7 @@ def test_no_worker_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> N
         "sys.exit(run_elastic(options, ['sh', '-c', 'echo here; sleep 600 & wait']))\n"
     )
     driver = subprocess.Popen(
-        [sys.executable, "-c", source], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        [PYTHON, "-c", source], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
     with driver.stdout as said:

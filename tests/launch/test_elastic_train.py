@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +12,13 @@ from typing import Any
 
 import pytest
 from conftest import environment
-from ranks import free_port, read_ledger, read_losses, run_ranks, train
+from prepared import PYTHON
+from ranks import read_ledger, read_losses, reserved_port, run_ranks, train
+from waiting import wait_for_end, wait_until
 
 from tutti.cli import elastic
 from tutti.errors import CheckpointError, ConfigError, LaunchError, TuttiError
 
-DEADLINE_SECONDS = 120
 VALUES: dict[str, Any] = {
     "recipe": "elastic",
     "data": {"name": "digits", "shift": 1},
@@ -71,21 +70,17 @@ class Launcher:
         self.folder = folder
         self.log = folder / f"launcher-{len(list(folder.glob('launcher-*')))}.log"
         with self.log.open("w") as output:
-            command = [sys.executable, "-m", "tutti", "train", "recipe.yaml", *words]
+            command = [PYTHON, "-m", "tutti", "train", "recipe.yaml", *words]
             env = environment(PYTHONPATH=str(folder), **env)
             self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
 
     def wait_for(self, pattern: str) -> str:
         """The first match in what it prints."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (match := re.search(pattern, self.log.read_text())):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
-        return match[0]
+        return wait_until(lambda: re.search(pattern, self.log.read_text()), self.log.read_text, self.process)[0]
 
     def end(self) -> tuple[int, str]:
         """Its exit code and all that it has printed."""
-        return self.process.wait(DEADLINE_SECONDS), self.log.read_text()
+        return wait_for_end(self.process, self.log.read_text), self.log.read_text()
 
 
 @contextmanager
@@ -240,7 +235,8 @@ def test_what_cannot_be_elastic_is_refused(
 
 def test_a_job_that_is_not_there_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", environment())
-    where = f"127.0.0.1:{free_port()}"
-    asked = elastic.Asked(1, None, None, where, None, 1.0, 1.0)
-    with pytest.raises(LaunchError, match=f"--join {where}: no job answers there .Connection refused.. Give the"):
-        elastic.train("digits", [], asked)
+    with reserved_port() as port:
+        where = f"127.0.0.1:{port}"
+        asked = elastic.Asked(1, None, None, where, None, 1.0, 1.0)
+        with pytest.raises(LaunchError, match=f"--join {where}: no job answers there .Connection refused.. Give the"):
+            elastic.train("digits", [], asked)

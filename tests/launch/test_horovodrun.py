@@ -15,7 +15,9 @@ from typing import Any
 import horovod_call_work as work
 import pytest
 from conftest import Finished, command, environment
-from ranks import free_port
+from prepared import PYTHON
+from ranks import reserved_port
+from waiting import wait_for_end, wait_until
 
 from tutti.errors import ConfigError
 from tutti.launch import call
@@ -48,50 +50,50 @@ time.sleep(600)
 
 
 def horovodrun(*words: str, cwd: Path, **env: Any) -> Finished:
-    return command(sys.executable, "-m", "tutti.launch.horovodrun", *words, cwd=cwd, **env)
+    return command(PYTHON, "-m", "tutti.launch.horovodrun", *words, cwd=cwd, **env)
 
 
 def program(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
+    return [PYTHON if text is REDUCE else sys.executable, "-c", text]
 
 
 @pytest.fixture(scope="module")
-def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str], dict[str, str]]]:
+def ssh_port() -> Iterator[int]:
+    with reserved_port(OTHER_HOST) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def ssh(ssh_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str], dict[str, str]]]:
     """An ssh server of this user alone: the flags that reach it, and a PATH with an ssh that notes no host keys."""
     server = shutil.which("sshd") or "/usr/sbin/sshd"
     if not (Path(server).exists() and shutil.which("ssh") and shutil.which("ssh-keygen")):
         pytest.skip("openssh-server or openssh-client is not installed here")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # which its service would make
-    folder, port = tmp_path_factory.mktemp("ssh"), free_port()
+    folder = tmp_path_factory.mktemp("ssh")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
     (folder / "config").write_text(
-        f"Port {port}\nListenAddress {OTHER_HOST}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+        f"Port {ssh_port}\nListenAddress {OTHER_HOST}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         "StrictModes no\nUsePAM no\nPidFile none\n"
     )
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -o UserKnownHostsFile=/dev/null "$@"\n')
     (folder / "ssh").chmod(0o755)
     log = (folder / "log").open("w")
     process = subprocess.Popen([server, "-D", "-e", "-f", folder / "config"], stderr=log, env={"PATH": os.defpath})
-    flags = ["-p", str(port), "-i", str(folder / "user")]
+    flags = ["-p", str(ssh_port), "-i", str(folder / "user")]
     env = {"PATH": f"{folder}:{os.environ['PATH']}"}
     try:
-        words = [
-            str(folder / "ssh"),
-            *flags,
-            "-o",
-            "StrictHostKeyChecking=no",
-            "-o",
-            "BatchMode=yes",
-            OTHER_HOST,
-            "true",
-        ]
-        deadline = time.monotonic() + 10
-        while (tried := subprocess.run(words, capture_output=True, check=False)).returncode:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.skip(f"no ssh server can be started here: {(folder / 'log').read_text()}{tried.stderr.decode()}")
-            time.sleep(0.05)
+        options = ["-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes"]
+        words = [str(folder / "ssh"), *flags, *options, OTHER_HOST, "true"]
+
+        def answers() -> bool:
+            return process.poll() is not None or not subprocess.run(words, capture_output=True, check=False).returncode
+
+        wait_until(answers, (folder / "log").read_text)
+        if process.poll() is not None:
+            pytest.skip(f"no ssh server can be started here: {(folder / 'log').read_text()}")
         yield flags, env
     finally:
         process.terminate()
@@ -154,7 +156,7 @@ def test_ranks_on_another_host_join_by_ssh(ssh: tuple[list[str], dict[str, str]]
     flags, env = ssh
     (tmp_path / "work.py").write_text(REDUCE)
     for hosts, others in ((f"localhost:1,{OTHER_HOST}:1", "1"), (f"{OTHER_HOST}:1,localhost:1", "0")):
-        words = ["-np", "2", "-H", hosts, *flags, "--output-filename", "logs", sys.executable, "work.py"]
+        words = ["-np", "2", "-H", hosts, *flags, "--output-filename", "logs", PYTHON, "work.py"]
         done = horovodrun(*words, cwd=tmp_path, MY_SETTING="it's\n$HOME", **env)
         assert done.code == 0, done.all
         for rank in range(2):
@@ -182,8 +184,9 @@ def test_a_host_that_ssh_cannot_reach_is_named_before_anything_starts(
     ssh: tuple[list[str], dict[str, str]], tmp_path: Path
 ) -> None:
     flags, env = ssh
-    flags = ["-p", str(free_port()), *flags[2:]]
-    done = horovodrun("-np", "2", "-H", f"localhost:1,{OTHER_HOST}:1", *flags, "touch", "started", cwd=tmp_path, **env)
+    words = ["-np", "2", "-H", f"localhost:1,{OTHER_HOST}:1", *flags[2:], "touch", "started"]
+    with reserved_port(OTHER_HOST) as port:
+        done = horovodrun("-p", str(port), *words, cwd=tmp_path, **env)
     assert done.code == 2
     assert f"host {OTHER_HOST} cannot be used by ssh: ssh: connect to host" in done.err
     assert not (tmp_path / "started").exists()
@@ -201,8 +204,8 @@ def test_mpirun_starts_ranks_with_and_without_horovodrun(launcher: str, tmp_path
     (tmp_path / "work.py").write_text(REDUCE)
     more = ["--oversubscribe"] if "openmpi" in launcher else []
     for done in (
-        horovodrun("-np", "2", "--mpi", sys.executable, "work.py", cwd=tmp_path, **env),
-        command(launcher, *more, "-np", "2", sys.executable, "work.py", cwd=tmp_path, **env),
+        horovodrun("-np", "2", "--mpi", PYTHON, "work.py", cwd=tmp_path, **env),
+        command(launcher, *more, "-np", "2", PYTHON, "work.py", cwd=tmp_path, **env),
     ):
         assert done.code == 0, done.all
         assert "sum 3.0 place 0 2 0 2 0 1 kept" in done.out and "sum 3.0 place 1 2 1 2 0 1 kept" in done.out
@@ -244,22 +247,19 @@ def test_functions_of_the_main_program_travel_with_cloudpickle(tmp_path: Path) -
         "def place(scale):\n    return int(os.environ['HOROVOD_RANK']) * scale + offset\n"
         "print('answers', json.dumps(run(place, (2,), num_proc=3)))\n"
     )
-    done = command(sys.executable, "main.py", cwd=tmp_path)
+    done = command(PYTHON, "main.py", cwd=tmp_path)
     assert done.code == 0, done.all
     assert json.loads(done.out.partition("answers")[2]) == [5, 7, 9]
 
 
 def _ended_by(number: int, flags: list[str], env: dict[str, str], folder: Path) -> int:
     """The exit code of a launcher that a signal ends once its ranks are there; every test checks that none is left."""
-    words = [sys.executable, "-m", "tutti.launch.horovodrun", *flags, *program(WAIT)]
+    words = [PYTHON, "-m", "tutti.launch.horovodrun", *flags, *program(WAIT)]
     launcher = subprocess.Popen(words, cwd=folder, env=environment(**env), stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while len(list(folder.glob("here-*"))) < 2:
-            assert launcher.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(list(folder.glob("here-*"))) == 2, lambda: "no ranks", launcher)
         launcher.send_signal(number)
-        return launcher.wait(60)
+        return wait_for_end(launcher, lambda: "the launcher does not end")
     finally:
         launcher.kill()
         launcher.wait()

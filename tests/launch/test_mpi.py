@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import command
+from prepared import PYTHON
 
-pytestmark = pytest.mark.ranks
+pytestmark = pytest.mark.system
 
 LAUNCHERS = {
     "Open MPI": ["mpirun.openmpi", "--oversubscribe"],
@@ -22,7 +22,7 @@ def launch(launcher: str, ranks: int, *words: str, cwd: Path):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed here")
     count = "-np" if launcher == "Open MPI" else "-n"
-    return command(program, *flags, count, str(ranks), sys.executable, "-m", "tutti", *words, cwd=cwd, **ROOT)
+    return command(program, *flags, count, str(ranks), PYTHON, "-m", "tutti", *words, cwd=cwd, **ROOT)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -145,6 +145,7 @@ def test_a_job_that_is_told_to_end_early_is_left_to_who_told_it(run: RunFolder) 
     assert decision == Decision("stopped", "its job was told to end before its time")
 
 
+@pytest.mark.system
 def test_a_scheduler_that_does_not_start_it_again_is_quoted(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     begin(run, "7")

@@ -93,6 +93,7 @@ def test_an_answer_without_an_id_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_
         module.submit(script)
 
 
+@pytest.mark.system
 def test_a_command_that_cannot_be_called_is_named() -> None:
     with pytest.raises(LaunchError, match="no-such-command cannot be called: "):
         asking.ask("no-such-command", failing=True)

@@ -52,6 +52,7 @@ def _no_sites_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_script_is_the_golden_one_and_shell(name: str) -> None:
     path = GOLDEN / f"{name}.sh"

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tutti.records.record import Record, read_record
 
 
+@pytest.mark.system
 def test_how_a_segment_has_ended_stays_with_it(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     record = Record(path)

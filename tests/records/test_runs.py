@@ -74,12 +74,14 @@ def test_a_run_without_epochs_has_a_row_and_one_without_a_readable_record_has_no
     assert read_record(tmp_path / "absent" / "record.json") is None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("state", ["done", "failed", "stopped"])
 def test_a_run_that_has_ended_says_how(state: str, dead_process: int) -> None:
     content = {"state": state, "segments": [{"host": HOST, "process": dead_process}]}
     assert state_of(content) == state
 
 
+@pytest.mark.system
 def test_a_run_that_says_it_runs_is_believed_while_its_process_is_there(dead_process: int) -> None:
     def state(**segment: Any) -> str:
         return state_of({"state": "running", "segments": [{"host": HOST, "process": dead_process}, segment]})
@@ -92,6 +94,7 @@ def test_a_run_that_says_it_runs_is_believed_while_its_process_is_there(dead_pro
     assert state_of({}) == "unknown"
 
 
+@pytest.mark.system
 def test_a_record_follows_a_run_through_its_segments(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     record = Record.open(path)

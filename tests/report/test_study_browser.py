@@ -10,7 +10,7 @@ from study_folders import Made, scale_study, sweep_study
 from tutti.report.study import write_report
 from tutti.study.definition import Point
 
-pytestmark = [pytest.mark.xdist_group("browser"), needs_browser]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("browser"), needs_browser]
 CHARTS = {"throughput", "efficiency", "parts", "communication", "losses"}
 
 

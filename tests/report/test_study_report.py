@@ -299,6 +299,7 @@ def test_a_place_that_cannot_be_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_a_folder_without_a_study_is_refused(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("report", "runs")
     assert done.code == 2
@@ -307,6 +308,7 @@ def test_a_folder_without_a_study_is_refused(tutti: Tutti, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_the_command_prints_conclusions_and_imports_no_torch(study: StudyFolder, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom tutti.cli.main import main\n"

@@ -21,6 +21,7 @@ def test_a_time_that_is_no_number_is_refused() -> None:
         allocation_end({"TUTTI_JOB_ENDS": "soon"})
 
 
+@pytest.mark.system
 def test_slurm_is_asked_where_no_variable_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "scontrol"
     fake.write_text("#!/bin/sh\necho JobId=$4 StartTime=2026-01-01T00:00:00 EndTime=2026-01-02T03:04:05 Deadline=N/A\n")

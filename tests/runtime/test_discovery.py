@@ -365,6 +365,7 @@ def test_every_rank_of_a_job_derives_the_same_port_and_another_job_another() -> 
     assert all(1024 < port < 32_768 for port in numbers)
 
 
+@pytest.mark.system
 def test_the_ranks_of_one_hydra_derive_one_port_and_those_of_another_another(tmp_path: Path) -> None:
     proxy = tmp_path / "hydra_pmi_proxy"
     code = "import os; from tutti.runtime.discovery import discover; print(discover(os.environ).port)"

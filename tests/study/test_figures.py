@@ -1,11 +1,11 @@
 """Real studies of ranks: the figures of their reports are those of the run folders, by arithmetic of our own."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from browser import needs_browser, open_browser
 from conftest import command
+from prepared import PYTHON
 from study_figures import (
     Size,
     check_charts,
@@ -28,7 +28,7 @@ def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     words = ["scale", "digits", "--ranks", "1,2,4", "--mode", request.param, "--repeat", "2"]
     words += ["--steps", str(STEPS), "--warmup", str(WARMUP)]
-    done = command(sys.executable, "-m", "tutti", *words, cwd=folder)
+    done = command(PYTHON, "-m", "tutti", *words, cwd=folder)
     assert done.code == 0, done.all
     (page,) = folder.glob("runs/studies/*/*/report.html")
     return request.param, page.parent

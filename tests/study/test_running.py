@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import study_work
 from conftest import environment
+from prepared import PYTHON
 from study_work import Noted, Pretended
 
 from tutti.errors import FolderError, Interrupted
@@ -81,6 +81,7 @@ def test_what_is_left_of_a_point(state, goal, run_state, has_checkpoint, retry, 
     assert decide(State(state), goal, run_state, has_checkpoint, retry) == expected
 
 
+@pytest.mark.system
 def test_points_run_in_their_order_each_on_its_ranks(tmp_path: Path, plan: Callable[..., Path]) -> None:
     folder, wishes = make(tmp_path), plan()
     assert run(folder, wishes) == [("n1-r1", "finished"), ("n2-r1", "finished"), ("n4-r1", "finished")]
@@ -90,6 +91,7 @@ def test_points_run_in_their_order_each_on_its_ranks(tmp_path: Path, plan: Calla
     assert run(folder, wishes) == []
 
 
+@pytest.mark.system
 def test_a_point_that_fails_is_told_and_the_rest_stands(tmp_path: Path, plan: Callable[..., Path]) -> None:
     folder, wishes = make(tmp_path), plan(n1_r1=["fail", "finish"], n2_r1=["die"])
     run(folder, wishes)
@@ -101,6 +103,7 @@ def test_a_point_that_fails_is_told_and_the_rest_stands(tmp_path: Path, plan: Ca
     assert (read_state(folder, "n1-r1").attempts, read_state(folder, "n1-r1").reason) == (2, None)
 
 
+@pytest.mark.system
 def test_a_run_that_is_stopped_stops_the_study(tmp_path: Path, plan: Callable[..., Path]) -> None:
     folder, wishes = make(tmp_path, FULL), plan(n2_r1=["stop", "finish"])
     with pytest.raises(Interrupted, match=r"with 2 of 3 points left. Go on with: tutti scale --resume .*_scale_weak"):
@@ -109,11 +112,13 @@ def test_a_run_that_is_stopped_stops_the_study(tmp_path: Path, plan: Callable[..
     assert [name for name, _ in run(folder, wishes)] == ["n2-r1", "n4-r1"]
 
 
+@pytest.mark.system
 def test_points_may_run_beside_each_other(tmp_path: Path, plan: Callable[..., Path]) -> None:
     folder, wishes = make(tmp_path), plan(n1_r1=["meet finish"], n2_r1=["meet finish"], n4_r1=["fail"])
     assert sorted(run(folder, wishes, at_once=3)) == [("n1-r1", "finished"), ("n2-r1", "finished"), ("n4-r1", "failed")]
 
 
+@pytest.mark.system
 def test_a_run_that_is_stopped_ends_those_beside_it_which_go_on_later(
     tmp_path: Path, plan: Callable[..., Path]
 ) -> None:
@@ -129,7 +134,7 @@ def test_a_run_that_is_stopped_ends_those_beside_it_which_go_on_later(
 
 def start_and_wait(folder: StudyFolder, wishes: Path, point: str) -> subprocess.Popen[bytes]:
     """The study as a process of its own, in the middle of a point."""
-    words = [sys.executable, WORK, str(folder.path), str(wishes)]
+    words = [PYTHON, WORK, str(folder.path), str(wishes)]
     process = subprocess.Popen(
         words, env=environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -140,6 +145,7 @@ def start_and_wait(folder: StudyFolder, wishes: Path, point: str) -> subprocess.
     return process
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("goal", [TIMED, FULL], ids=["timed", "full"])
 def test_a_study_killed_in_the_middle_goes_on_with_what_is_missing(
     goal: Goal, tmp_path: Path, plan: Callable[..., Path]
@@ -164,6 +170,7 @@ def _figures(folder: StudyFolder) -> list[object]:
     return [(each.point, each.windows, each.state.state, each.plan) for each in outcomes]
 
 
+@pytest.mark.system
 def test_a_study_that_is_told_to_end_ends_its_point_and_lets_it_go_on(
     tmp_path: Path, plan: Callable[..., Path]
 ) -> None:

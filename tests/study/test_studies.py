@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from browser import needs_browser, open_browser
 from conftest import Finished, Tutti, command, environment
+from prepared import PYTHON
 from study_figures import (
     check_charts,
     check_csv,
@@ -54,7 +55,7 @@ def study_in(place: Path) -> StudyFolder:
 def kill_at(path: str, place: Path, *words: str) -> StudyFolder:
     """Start or resume a study, and kill it and its process group when a file is there."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tutti", *words],
+        [PYTHON, "-m", "tutti", *words],
         cwd=place,
         env=environment(),
         start_new_session=True,
@@ -71,7 +72,7 @@ def kill_at(path: str, place: Path, *words: str) -> StudyFolder:
 
 
 def run(place: Path, *words: str) -> Finished:
-    done = command(sys.executable, "-m", "tutti", *words, cwd=place)
+    done = command(PYTHON, "-m", "tutti", *words, cwd=place)
     assert done.code == 0, done.all
     return done
 
@@ -151,7 +152,7 @@ def test_a_point_that_cannot_begin_keeps_its_folder_and_says_why(tutti: Tutti, t
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tutti: Tutti, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tutti", "sweep", "digits/mlp", "--set", "epochs=400", "checkpoint.every_epochs=1"]
+    words = [PYTHON, "-m", "tutti", "sweep", "digits/mlp", "--set", "epochs=400", "checkpoint.every_epochs=1"]
     process = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not list(tmp_path.glob("runs/studies/*/*/*/points/400-r1/checkpoints/latest")):

@@ -49,6 +49,7 @@ def make(tmp_path: Path) -> tuple[StudyFolder, Definition]:
     return folder, definition
 
 
+@pytest.mark.system
 def test_points_are_jobs_of_which_each_waits_for_the_one_before(cluster: Path) -> None:
     folder, definition = make(cluster)
     assert submit_missing(folder, definition) == ["n1-r1", "n2-r1", "n4-r1"]
@@ -67,6 +68,7 @@ def test_points_are_jobs_of_which_each_waits_for_the_one_before(cluster: Path) -
     assert submit_missing(folder, definition) == []
 
 
+@pytest.mark.system
 def test_only_what_is_missing_is_submitted_and_what_failed_if_asked(cluster: Path) -> None:
     folder, definition = make(cluster)
     write_state(folder, "n1-r1", State("failed", reason="x", attempts=1, job="7"))
@@ -85,6 +87,7 @@ def test_a_scheduler_that_is_not_here_is_told_before_a_folder_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("scheduler", "words"),
     [

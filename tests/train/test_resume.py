@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tutti, environment
+from prepared import PYTHON
 from ranks import read_ledger, read_losses, run_ranks, train
 
 VALUES: dict[str, Any] = {
@@ -22,9 +22,9 @@ VALUES: dict[str, Any] = {
     "schedule": {"decay": "cosine"},
     "epochs": 3,
     "checkpoint": {"every_steps": 7, "every_epochs": None, "keep": 3},
-    "log": {"every_steps": 5, "ledger": True, "tensorboard": False},
+    "log": {"every_steps": 4, "ledger": True, "tensorboard": False},
 }
-KILLED_AT, SAVED_AT = 39, 35  # both inside the second epoch, and inside a log window
+KILLED_AT, SAVED_AT = 39, 35  # both inside the second epoch, and inside a log window: the steps 33 to 36, and 37 to 40
 
 
 def killed_run(ranks: int, out: Path) -> Path:
@@ -78,7 +78,7 @@ def test_the_command_resumes_the_newest_run_after_kill_9_of_everything(tmp_path:
     whole = tutti(*words, "out=whole")
     assert whole.code == 0, whole.all
     process = subprocess.Popen(
-        [sys.executable, "-m", "tutti", *words, "out=cut"],
+        [PYTHON, "-m", "tutti", *words, "out=cut"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.DEVNULL,

@@ -135,6 +135,7 @@ def small_cnn(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
     return kind(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("value", "innermost"), [(True, True), (False, False), ("gpu", False)])
 def test_the_layout_reaches_weights_and_inputs(tmp_path: Path, value: Where, innermost: bool) -> None:
     seen: list[bool] = []
@@ -150,6 +151,7 @@ def test_the_layout_reaches_weights_and_inputs(tmp_path: Path, value: Where, inn
     assert next(model.parameters()).is_contiguous(memory_format=torch.channels_last) is innermost
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("speed", "mode"),
     [

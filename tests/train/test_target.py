@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import free_port, read_losses, run_ranks, train
+from ranks import read_losses, reserved_port, run_ranks, train
 
 from tutti.config.load import resolve_values
 from tutti.config.plan import make_plan
@@ -57,7 +57,8 @@ def stopped_and_resumed(values: dict[str, Any], next_port: int) -> dict[str, Any
 
 @pytest.mark.ranks
 def test_all_ranks_stop_there_and_save_and_do_not_train_on_when_resumed(tmp_path: Path) -> None:
-    first, second = run_ranks(2, stopped_and_resumed, VALUES | LATER | {"out": str(tmp_path)}, free_port())
+    with reserved_port() as next_port:
+        first, second = run_ranks(2, stopped_and_resumed, VALUES | LATER | {"out": str(tmp_path)}, next_port)
     folder, record = first["folder"], first["record"]
     accuracies = [epoch["valid_accuracy"] for epoch in record["history"]]
     assert accuracies[-1] >= 0.9 > max(accuracies[:-1])

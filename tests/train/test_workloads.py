@@ -117,6 +117,7 @@ def with_nan(file: h5py.File) -> None:
     hydro[1, 2, 3, 4] = np.nan
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("change", "shapes", "options", "words"),
     [
@@ -152,6 +153,7 @@ def test_a_fault_that_shows_while_crops_are_read_ends_the_run_in_words(tutti: Tu
     assert "Traceback" not in done.all and done.err.count("error: ") == 1
 
 
+@pytest.mark.system
 def test_missing_boxes_are_named_with_what_makes_them(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("train", "nbody", TUTTI_DATA=str(tmp_path))
     assert_refused(
@@ -159,6 +161,7 @@ def test_missing_boxes_are_named_with_what_makes_them(tutti: Tutti, tmp_path: Pa
     )
 
 
+@pytest.mark.system
 def test_a_class_folder_without_images_is_refused(tutti: Tutti, tmp_path: Path) -> None:
     tree = make_images(tmp_path / "tree", classes=2, train=2, valid=1, size=16)
     for image in (tree / "train" / "class_001").iterdir():
@@ -167,6 +170,7 @@ def test_a_class_folder_without_images_is_refused(tutti: Tutti, tmp_path: Path) 
     assert_refused(done, tmp_path, "train/class_001 holds no images: expected files that end in .jpg")
 
 
+@pytest.mark.system
 def test_a_truncated_archive_is_refused(tutti: Tutti, tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "cifar-10-batches-bin")
     archive = tmp_path / "cifar.tar.gz"

@@ -28,6 +28,7 @@ def test_picture_stands_beside_the_box_and_shows_every_channel(made: Path) -> No
         assert len(np.unique(panel.reshape(-1, 3), axis=0)) > 50, (row, column)
 
 
+@pytest.mark.system
 def test_header_is_read_without_torch(made: Path) -> None:
     program = (
         "import sys; from tutti.data.nbody.picture import read_header; "

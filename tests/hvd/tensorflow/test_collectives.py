@@ -1,18 +1,14 @@
 """Horovod's collectives on TensorFlow's tensors: eager and in functions, on real ranks."""
 
-import inspect
+import functools
 from typing import Any
 
 import pytest
-from ranks import run_ranks
+from ranks import InTensorFlow, needs_tensorflow, run_in_tensorflow
 
-pytest.importorskip("tensorflow")
-
-import hvd_tensorflow_work as work
-
-import tutti.hvd.tensorflow as hvd
-
-EVERYONE = hvd.global_process_set
+pytestmark = [needs_tensorflow, pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
+work = InTensorFlow("hvd_tensorflow_work")
+run_ranks = run_in_tensorflow
 SCALES = ("prescale_factor=1.0", "postscale_factor=1.0")
 DEVICES = ("device_dense=''", "device_sparse=''")
 SCOPE = "ignore_name_scope=False"
@@ -57,12 +53,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 FORMS = ("eager", "function")
 
 
-def written(parameter: inspect.Parameter) -> str:
-    """An argument with its default as in the table; a process set is that of all ranks, or has no default."""
-    if parameter.default is inspect.Parameter.empty or parameter.default is EVERYONE:
-        return parameter.name
-    is_none = parameter.default is hvd.Compression.none
-    return f"{parameter.name}={'none' if is_none else repr(parameter.default)}"
+@functools.cache
+def signatures() -> dict[str, tuple[str, ...]]:
+    return run_ranks(1, work.signatures, tuple(SIGNATURES))[0]
 
 
 def same(found: list[Any]) -> Any:
@@ -73,28 +66,23 @@ def same(found: list[Any]) -> Any:
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_names_have_horovods_arguments_in_its_order(name: str) -> None:
-    found = inspect.signature(getattr(hvd, name)).parameters
-    assert tuple(written(each) for each in found.values()) == SIGNATURES[name]
+    assert signatures()[name] == SIGNATURES[name]
 
 
-@pytest.mark.ranks
 def test_init_leaves_tensorflows_threads_to_the_script() -> None:
     assert same(run_ranks(2, work.leave_the_context_alone)) == (True, 1)
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("form", FORMS)
 def test_every_type_is_reduced_alone_and_in_a_group(form: str) -> None:
     assert same(run_ranks(2, work.reduce_all_types, form)) == []
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("form", FORMS)
 def test_every_type_is_gathered_sent_and_exchanged(form: str) -> None:
     assert same(run_ranks(2, work.move_all_types, form)) == []
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_go_back_through_every_collective(form: str) -> None:
     first, second = run_ranks(2, work.follow_gradients, form)
@@ -107,7 +95,6 @@ def test_gradients_go_back_through_every_collective(form: str) -> None:
         assert found["reducescatter"] == [[2, 2], [4, 4]]
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_tables_are_gathered(form: str) -> None:
     values, indices, total, wrong = same(run_ranks(2, work.reduce_slices, form))
@@ -116,19 +103,16 @@ def test_rows_of_tables_are_gathered(form: str) -> None:
     assert wrong[0] == "NotImplementedError" and "sparse_as_dense=True" in wrong[1]
 
 
-@pytest.mark.ranks
 def test_ranks_meet_whatever_the_order_in_which_they_trace() -> None:
     one, other, many = same(run_ranks(2, work.meet_in_another_order))
     assert (one, other) == (3, 2)
     assert many == [[3 * number for number in range(8)]] * 2
 
 
-@pytest.mark.ranks
 def test_results_that_a_graph_leaves_out_hold_nobody_up() -> None:
     assert same(run_ranks(2, work.leave_results_unused)) == [2.5 + step for step in range(40)]
 
 
-@pytest.mark.ranks
 def test_what_differs_over_ranks_is_an_error_on_all_of_them() -> None:
     first, second = run_ranks(2, work.disagree)
     for found in (first, second):
@@ -146,14 +130,12 @@ def test_what_differs_over_ranks_is_an_error_on_all_of_them() -> None:
         assert found["type"][0] == "InvalidArgumentError" and "is not supported" in found["type"][1]
 
 
-@pytest.mark.ranks
 def test_a_rank_that_dies_ends_the_others_with_its_name() -> None:
     found = run_ranks(3, work.lose_a_rank, "function", expect_failure=True)
     for survivor in found[:2]:
         assert survivor.startswith("UnknownError") and "rank 2 has not been heard of" in survivor, survivor
 
 
-@pytest.mark.ranks
 def test_objects_questions_and_ranks_without_data() -> None:
     first, second = run_ranks(2, work.use_objects_and_sets)
     assert first[:3] == second[:3] == [{"rank": 1}, [0, 1], [0]]
@@ -162,14 +144,12 @@ def test_objects_questions_and_ranks_without_data() -> None:
     assert first[-1] == second[-1] == 0
 
 
-@pytest.mark.ranks
 def test_a_process_set_is_for_its_ranks() -> None:
     first, second = run_ranks(2, work.use_a_process_set)
     assert first == [1, -1, [1, 1], 2]
     assert second == [0, -1, "InvalidArgumentError", 4]
 
 
-@pytest.mark.ranks
 def test_memory_for_results_is_used_again_when_nobody_has_them() -> None:
     for pieces, right in run_ranks(2, work.reuse_memory):
         assert right and pieces <= 4

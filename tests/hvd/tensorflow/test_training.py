@@ -1,13 +1,11 @@
 """What a training step with TensorFlow takes from Horovod: tapes, broadcasts, batch norm, elastic state."""
 
 import pytest
-from ranks import run_ranks
+from ranks import InTensorFlow, needs_tensorflow, run_in_tensorflow
 
-pytest.importorskip("tensorflow")
-
-import hvd_tensorflow_work as work
-
-pytestmark = pytest.mark.ranks
+pytestmark = [needs_tensorflow, pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
+work = InTensorFlow("hvd_tensorflow_work")
+run_ranks = run_in_tensorflow
 FORMS = ("eager", "function")
 
 
