@@ -4,36 +4,49 @@ VENV := .venv
 # Compiled all at once, on all cores, when everything is there.
 PIP := $(VENV)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib tutti >/dev/null 2>&1 || true
-WORKERS ?= 3# on two cores: many tests wait for others
+WORKERS ?= 4# on two cores: many tests wait for others
 TORCH := $(shell grep '^torch==' constraints.txt)
 LEGACY_KERAS := $(shell grep '^tf_keras==' constraints.txt)# asks for tensorflow, which tensorflow-cpu is by another name
+unexport PYTHONDONTWRITEBYTECODE  # tests and what they start are compiled once
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help quickstart test test-slow check system lock clean
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(if $(SHUFFLE),--shuffle $(SHUFFLE))
+
+.PHONY: help quickstart test test-logic test-ranks test-system test-slow check strength system lock clean
 
 help:
 	@echo "make quickstart   set up .venv and train on two ranks, with a plot, in about a minute"
-	@echo "make test         set up and run the tests"
+	@echo "make test         set up and run the tests: the three tiers that follow; SHUFFLE=7 runs them in a random order"
+	@echo "make test-logic   tests that start no process"
+	@echo "make test-ranks   tests with real ranks"
+	@echo "make test-system  tests with commands, Slurm, MPI, ssh, a browser, and the commands of the docs"
 	@echo "make test-slow    the others: long forms of the same, and runs on real data where it is"
-	@echo "make check        format, lint, types, import floors and the tests that start no ranks"
+	@echo "make check        format, lint, types, import floors and the tests that start no process"
+	@echo "make strength     30 deliberate faults, each put in alone: which test catches it"
 	@echo "make lock         write constraints.txt anew from the newest packages"
 
 quickstart: $(VENV)/installed
 	$(VENV)/bin/tutti train digits -n 2
 
 test: $(VENV)/installed-dev system
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(PYTEST) -m "not slow"
+
+test-logic test-ranks test-system: test-%: $(VENV)/installed-dev system
+	$(PYTEST) -m "$* and not slow"
 
 test-slow: $(VENV)/installed-dev system
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m slow
+	$(PYTEST) -m slow
+
+strength: $(VENV)/installed-dev system
+	$(VENV)/bin/python tests/strength.py
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/python -m pytest -n $(WORKERS) -m "not ranks and not slow" -q
+	$(PYTEST) -m "logic and not slow" -q
 
 # torch alone first: asked for together with the rest, pip may choose another build of it.
 $(VENV)/torch: constraints.txt

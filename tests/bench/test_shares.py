@@ -37,6 +37,20 @@ def test_the_parts_of_one_rank_are_the_step() -> None:
     }
 
 
+def test_computing_is_the_forward_pass_the_backward_pass_and_the_update() -> None:
+    seconds = {"data": 1.0, "forward": 2.0, "backward": 4.0, "communication": 8.0, "update": 16.0, "rest": 32.0}
+    parts = {name: [[value]] for name, value in seconds.items()}
+    shares = find_shares(made_up(trials=1, parts=parts, seconds={"whole": [[63.0]]}))
+    assert {name: figure.median for name, figure in shares.path.items()} == {
+        "reading": 1.0,
+        "computing": 22.0,
+        "communication": 8.0,
+        "slow rank": 0.0,
+        "rest": 32.0,
+    }
+    assert [figure.median for figure in shares.own] == [23.0], "what a rank does without the others"
+
+
 def test_the_exchange_is_what_the_last_rank_waits_for() -> None:
     shares = find_shares(made_up(ranks=3, computing=by_rank(1.0, 3.0, 1.0), communication=0.5))
     assert shares.path["communication"].median == pytest.approx(0.5)

@@ -96,6 +96,10 @@ def test_windows_that_are_all_equal_have_no_width() -> None:
     assert estimate(5.0, draw_medians([[5.0] * 4], 1)) == Estimate(5.0, 5.0, 5.0)
 
 
+def test_an_interval_holds_95_percent_of_the_draws() -> None:
+    assert estimate(500.0, np.arange(1001.0)) == Estimate(500.0, pytest.approx(25.0), pytest.approx(975.0))
+
+
 def test_estimates_differ_only_beyond_their_intervals() -> None:
     assert Estimate(3, 2.5, 3.5).is_above(Estimate(2, 1.9, 2.4))
     assert not Estimate(3, 2.3, 3.5).is_above(Estimate(2, 1.9, 2.4))

@@ -1,0 +1,510 @@
+"""Show the strength of the tests: put one deliberate fault at a time into a copy of the project, and run its tests.
+
+    python tests/strength.py [--list] [--only NAME ...] [--write FILE]
+
+A fault is caught when a test fails with it and passes without it. Each fault names the tests that mirror the changed
+code; where these pass, all tests of its package are tried. The project itself is not changed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).parent.parent
+ALLOWED_MISSES = 1  # of the whole table
+TEST_TIMEOUT_SECONDS = 240  # of one test: a fault may make ranks wait for each other
+_LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "runs")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one also for errors of collection
+_NOT_CAUGHT = "NOT CAUGHT"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A deliberate mistake: `text`, which occurs once in `file`, is replaced by `replacement`."""
+
+    name: str
+    package: str
+    file: str  # below tutti/
+    text: str
+    replacement: str
+    wrong: str  # what is wrong with it, in a sentence
+    tests: tuple[str, ...]  # below tests/: files or node ids that mirror the changed code
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the tests say about a fault."""
+
+    fault: Fault
+    caught_by: str | None  # the first failing test
+    where: str  # which tests were run: "its tests" or "the package's tests"
+    seconds: float
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """For a reader: the first failing test, with what there is to say about it."""
+        notes = [self.where] if self.caught_by and self.where != "its tests" else []
+        notes += [self.note] if self.note else []
+        return (self.caught_by or _NOT_CAUGHT) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+FAULTS = (
+    Fault(
+        name="partial-batch-counted",
+        package="config",
+        file="config/plan.py",
+        text="return self.train_samples // self.global_batch",
+        replacement="return -(-self.train_samples // self.global_batch)",
+        wrong="The last, partial batch of an epoch counts as a step.",
+        tests=("config/test_plan.py", "config/test_plan_properties.py"),
+    ),
+    Fault(
+        name="extended-recipe-wins",
+        package="config",
+        file="config/load.py",
+        text="return _chain(*found, seen) + layer",
+        replacement="return layer + _chain(*found, seen)",
+        wrong="Values of the recipe that is extended, in another file, override those of the recipe that extends it.",
+        tests=("config/test_load.py",),
+    ),
+    Fault(
+        name="file-not-synced",
+        package="records",
+        file="records/files.py",
+        text="            file.flush()\n            os.fsync(file.fileno())\n",
+        replacement="            file.flush()\n",
+        wrong="The content of a file is not on disk when the file gets its name.",
+        tests=("records/test_files.py",),
+    ),
+    Fault(
+        name="resumed-step-dropped",
+        package="records",
+        file="records/metrics.py",
+        text='event.get("step", 0) <= last_step',
+        replacement='event.get("step", 0) < last_step',
+        wrong="A resumed run drops the metrics of the step that it resumes from.",
+        tests=("records/test_metrics.py",),
+    ),
+    Fault(
+        name="failed-run-requeued",
+        package="launch",
+        file="launch/requeue.py",
+        text="if code not in (STOPPED, LOST) and not _by_signal(code):",
+        replacement="if code == 2 and not _by_signal(code):",
+        wrong="A run that failed with an error of its own, other than one of its configuration, is requeued.",
+        tests=("launch/test_requeue.py", "launch/test_requeue_properties.py"),
+    ),
+    Fault(
+        name="slurm-job-not-requeued",
+        package="launch",
+        file="launch/schedulers/slurm.py",
+        text='ask("scontrol", "requeue", job_id, failing=True)',
+        replacement='ask("scontrol", "release", job_id, failing=True)',
+        wrong="A Slurm job that should start again is released instead of requeued.",
+        tests=("cli/test_submit.py::test_slurm_starts_a_run_again_until_it_is_complete", "launch/test_schedulers.py"),
+    ),
+    Fault(
+        name="rank-from-local-rank",
+        package="runtime",
+        file="runtime/environments/open_mpi.py",
+        text='rank=number(env, "OMPI_COMM_WORLD_RANK")',
+        replacement='rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK")',
+        wrong="Under Open MPI the local rank is taken for the rank.",
+        tests=("runtime/test_discovery.py",),
+    ),
+    Fault(
+        name="sum-not-reduced",
+        package="runtime",
+        file="runtime/group.py",
+        text="        if self.world_size > 1:\n            dist.all_reduce(total)\n        return total",
+        replacement="        return total",
+        wrong="Metrics are those of the own rank: the all-reduce of the sums is missing.",
+        tests=("runtime/test_group.py", "train/test_same_run.py"),
+    ),
+    Fault(
+        name="strided-share",
+        package="data",
+        file="data/order.py",
+        text="return self.global_ids(step)[rank * size : (rank + 1) * size]",
+        replacement="return self.global_ids(step)[rank :: self._plan.global_batch // size]",
+        wrong="Ranks take every n-th sample, so that micro-batches hold other samples on another number of ranks.",
+        tests=("data/test_order.py", "data/test_order_properties.py"),
+    ),
+    Fault(
+        name="augmentation-by-process",
+        package="data",
+        file="data/samples.py",
+        text="        np.random.seed(value % (1 << 32))\n",
+        replacement="",
+        wrong="Augmentation that draws from NumPy depends on the process that makes the sample.",
+        tests=("data/test_loader.py",),
+    ),
+    Fault(
+        name="stride-in-first-convolution",
+        package="models",
+        file="models/resnet.py",
+        text=(
+            "        self.conv1 = _convolution(inputs, width, 1)\n"
+            "        self.bn1 = nn.BatchNorm2d(width)\n"
+            "        self.conv2 = _convolution(width, width, 3, stride)\n"
+        ),
+        replacement=(
+            "        self.conv1 = _convolution(inputs, width, 1, stride)\n"
+            "        self.bn1 = nn.BatchNorm2d(width)\n"
+            "        self.conv2 = _convolution(width, width, 3)\n"
+        ),
+        wrong="ResNet-50 is the first version of the paper, with the stride in the 1x1 convolution, and not v1.5.",
+        tests=("models/test_resnet.py",),
+    ),
+    Fault(
+        name="momentum-twice",
+        package="optim",
+        file="optim/lars.py",
+        text='        torch._foreach_mul_(velocities, group["momentum"])\n',
+        replacement='        torch._foreach_mul_(velocities, group["momentum"] ** 2)\n',
+        wrong="LARS applies its momentum twice in each step.",
+        tests=("optim/test_layerwise.py",),
+    ),
+    Fault(
+        name="rate-of-rank-batch",
+        package="optim",
+        file="optim/schedule.py",
+        text="scale_factor(wish.scaling, plan.global_batch, base)",
+        replacement="scale_factor(wish.scaling, plan.per_rank_batch, base)",
+        wrong="The learning rate is scaled by the batch of a rank instead of the global batch.",
+        tests=("optim/test_schedule.py", "optim/test_schedule_properties.py"),
+    ),
+    Fault(
+        name="gradients-summed",
+        package="parallel",
+        file="parallel/host_memory.py",
+        text="return torch.mean(places, 0, out=",
+        replacement="return torch.sum(places, 0, out=",
+        wrong="Gradients that pass through shared memory are summed over ranks instead of averaged.",
+        tests=("parallel/test_host_memory.py",),
+    ),
+    Fault(
+        name="statistics-not-reset",
+        package="parallel",
+        file="parallel/batch_statistics.py",
+        text="            torch._foreach_copy_(self._means, self._start)\n",
+        replacement="",
+        wrong="Each pass of a step starts from the batch-norm statistics that the pass before it left.",
+        tests=("parallel/test_batch_statistics.py",),
+    ),
+    Fault(
+        name="named-before-manifest",
+        package="checkpoint",
+        file="checkpoint/store.py",
+        text=(
+            "            replace(manifest, ranks=group.world_size, files=files).write(partial)\n"
+            "            shutil.rmtree(final, ignore_errors=True)\n"
+            "            os.rename(partial, final)\n"
+        ),
+        replacement=(
+            "            shutil.rmtree(final, ignore_errors=True)\n"
+            "            os.rename(partial, final)\n"
+            "            replace(manifest, ranks=group.world_size, files=files).write(final)\n"
+        ),
+        wrong="A checkpoint has its name before it has its manifest: a crash between leaves one that cannot be read.",
+        tests=("checkpoint/test_durability.py", "checkpoint/test_store.py"),
+    ),
+    Fault(
+        name="checksum-not-verified",
+        package="checkpoint",
+        file="checkpoint/manifest.py",
+        text="if found != tuple(expected):",
+        replacement="if found[0] != expected[0]:",
+        wrong="Only the sizes of a checkpoint's files are verified, and not their checksums.",
+        tests=("checkpoint/test_manifest.py",),
+    ),
+    Fault(
+        name="slow-threshold-inverted",
+        package="doctor",
+        file="doctor/judge.py",
+        text="return speed * factor < min(usual, CEILING_BYTES_PER_SECOND)",
+        replacement="return speed * factor < max(usual, CEILING_BYTES_PER_SECOND)",
+        wrong="A link counts as slow against 10 Gbit/s, however fast the others are.",
+        tests=("doctor/test_judge.py",),
+    ),
+    Fault(
+        name="late-clock-missed",
+        package="doctor",
+        file="doctor/compare.py",
+        text="if abs(offset) > CLOCK_SECONDS",
+        replacement="if offset > CLOCK_SECONDS",
+        wrong="A host whose clock is behind is not reported.",
+        tests=("doctor/test_compare.py",),
+    ),
+    Fault(
+        name="partial-batch-weight",
+        package="train",
+        file="train/evaluate.py",
+        text="meter.add_loss(loss, samples)",
+        replacement="meter.add_loss(loss, per_rank_batch)",
+        wrong="In validation, a last batch with fewer samples has the weight of a whole one.",
+        tests=("train/test_training.py", "train/test_same_run.py"),
+    ),
+    Fault(
+        name="window-on-every-rank",
+        package="train",
+        file="train/job.py",
+        text='self._window.put(progress["window"], self.group.is_first)',
+        replacement='self._window.put(progress["window"], True)',
+        wrong="A resumed run counts the open log window once for every rank.",
+        tests=("train/test_resume.py::test_on_the_same_ranks_the_end_is_bit_identical[2]",),
+    ),
+    Fault(
+        name="granted-too-early",
+        package="hvd",
+        file="hvd/coordinator.py",
+        text="return all(rank in there or rank in self._joined for rank in self.sets[key[0]])",
+        replacement="return any(rank in there or rank in self._joined for rank in self.sets[key[0]])",
+        wrong="Once a rank has joined, an operation is granted before all others have submitted it.",
+        tests=("hvd/test_coordinator.py", "hvd/test_coordinator_properties.py"),
+    ),
+    Fault(
+        name="state-not-broadcast",
+        package="hvd",
+        file="hvd/torch/functions.py",
+        text="    broadcast_parameters(tensors, root_rank)\n",
+        replacement="",
+        wrong="broadcast_optimizer_state leaves every rank the momentum that it has: the broadcast is missing.",
+        tests=("hvd/test_functions.py",),
+    ),
+    Fault(
+        name="last-batch-not-evaluated",
+        package="frameworks",
+        file="frameworks/feed.py",
+        text="-(-samples // per_rank_batch)",
+        replacement="samples // per_rank_batch",
+        wrong="Validation in Keras and TensorFlow leaves out the last batch of a rank, where it is partial.",
+        tests=("frameworks/test_feed.py",),
+    ),
+    Fault(
+        name="loss-of-one-rank",
+        package="frameworks",
+        file="frameworks/job.py",
+        text="return self.group.sum(self.network.totals() + self._carried).tolist()",
+        replacement="return (self.network.totals() + self._carried).tolist()",
+        wrong="The log of a run in Keras or TensorFlow has the loss of rank 0 instead of the mean over ranks.",
+        tests=("frameworks/test_runs.py",),
+    ),
+    Fault(
+        name="update-left-out",
+        package="bench",
+        file="bench/shares.py",
+        text='COMPUTING = ("forward", "backward", "update")',
+        replacement='COMPUTING = ("forward", "backward")',
+        wrong="The time of the optimizer is missing in the share of computing.",
+        tests=("bench/test_shares.py", "bench/test_verdict.py"),
+    ),
+    Fault(
+        name="efficiency-against-one-rank",
+        package="study",
+        file="study/efficiency.py",
+        text="points = [_point(runs[n], n / base,",
+        replacement="points = [_point(runs[n], n,",
+        wrong="Efficiency is divided by the number of ranks, also where the smallest number is not 1.",
+        tests=("study/test_analysis.py", "study/test_figures.py"),
+    ),
+    Fault(
+        name="csv-columns-swapped",
+        package="report",
+        file="report/study_csv.py",
+        text='{"samples_per_second_low": speed.low, "samples_per_second_high": speed.high}',
+        replacement='{"samples_per_second_low": speed.high, "samples_per_second_high": speed.low}',
+        wrong="The lowest and the highest speed are swapped in the CSV file of a study.",
+        tests=("report/test_study_csv.py", "report/test_study_report.py"),
+    ),
+    Fault(
+        name="exit-code-lost",
+        package="cli",
+        file="cli/ranks.py",
+        text="    sys.exit(failure.exit_code)\n",
+        replacement="    sys.exit(1)\n",
+        wrong="A launcher ends with exit code 1 whatever its ranks ended with, so that a stopped run is not requeued.",
+        tests=("cli/test_ranks.py", "cli/test_bad_input.py"),
+    ),
+    Fault(
+        name="failure-not-noted",
+        package="cli",
+        file="cli/ranks.py",
+        text="        leave_note(Path(notes), failure)\n",
+        replacement="        pass\n",
+        wrong="A rank that fails does not tell its launcher why.",
+        tests=("launch/test_local.py",),
+    ),
+)
+
+
+def main() -> int:
+    """Try the chosen faults and print the table; 1 where too few are caught."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends with it
+    asked = _parse()
+    faults = [fault for fault in FAULTS if not asked.only or fault.name in asked.only]
+    if asked.list:
+        for fault in faults:
+            print(f"{fault.name:28} {fault.package:11} {fault.wrong}")
+        return 0
+    for fault in faults:
+        check_text(PROJECT, fault)
+    with copied_project() as copy:
+        check_import(copy)
+        results = []
+        for number, fault in enumerate(faults, start=1):
+            results.append(try_fault(copy, fault))
+            taken = f"{results[-1].seconds:.0f} s"
+            print(f"{number:2}/{len(faults)} {fault.name:28} {taken:>6}  {results[-1].verdict}", flush=True)
+    print("\n".join(["", *show_table(results), "", count_line(results)]))
+    if asked.write:
+        asked.write.write_text("\n".join([*show_markdown(results), "", count_line(results), ""]))
+    misses = sum(result.caught_by is None for result in results)
+    return int(misses > (ALLOWED_MISSES if len(faults) == len(FAULTS) else 0))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Put deliberate faults into a copy of the project and run its tests.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="Try these faults alone.")
+    parser.add_argument("--list", action="store_true", help="Print the faults and end.")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="Write the table as Markdown.")
+    asked = parser.parse_args()
+    unknown = sorted(set(asked.only or ()) - {fault.name for fault in FAULTS})
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: expected names that --list prints.")
+    return asked
+
+
+def check_text(root: Path, fault: Fault) -> None:
+    """Refuse a fault whose text does not occur exactly once, or whose tests are not there."""
+    count = (root / "tutti" / fault.file).read_text().count(fault.text)
+    if count != 1:
+        raise SystemExit(
+            f"{fault.name}: its text occurs {count} times in tutti/{fault.file}, expected once. Adapt the table."
+        )
+    for test in fault.tests:
+        if not (root / "tests" / test.partition("::")[0]).is_file():
+            raise SystemExit(f"{fault.name}: there is no tests/{test.partition('::')[0]}. Adapt the table.")
+
+
+@contextmanager
+def copied_project() -> Iterator[Path]:
+    """A copy of the project in a temporary folder, without what is made from it."""
+    with tempfile.TemporaryDirectory(prefix="strength-", ignore_cleanup_errors=True) as folder:
+        copy = Path(folder) / PROJECT.name
+        shutil.copytree(PROJECT, copy, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        yield copy
+
+
+def check_import(copy: Path) -> None:
+    """Refuse to go on where the tests would import another `tutti` than that of the copy."""
+    call = [sys.executable, "-c", "import tutti; print(tutti.__file__)"]
+    # In another folder than the copy: ranks run in one, and find it by PYTHONPATH alone.
+    found = subprocess.run(call, cwd=copy.parent, env=environment(copy), capture_output=True, text=True, check=True)
+    if not Path(found.stdout.strip()).is_relative_to(copy):
+        raise SystemExit(f"tests would import {found.stdout.strip()}, expected a file below {copy}.")
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """The environment of the tests, in which the copy comes before the installed project."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("TUTTI_TEST_", "PYTEST_"))}
+    return own | {"PYTHONPATH": str(copy)}
+
+
+def try_fault(copy: Path, fault: Fault) -> Result:
+    """Run the tests of a fault, then those of its package where they pass; a test that fails anyway does not count."""
+    began, note = time.monotonic(), ""
+    own, whole = [f"tests/{path}" for path in fault.tests], [f"tests/{fault.package}"]
+    for where, paths in (("its tests", own), ("the package's tests", whole)):
+        with applied(copy, fault):
+            failed, text = run_tests(copy, paths)
+        if failed is None:
+            continue
+        if run_tests(copy, [failed])[0] is not None:
+            note = f"{failed} fails without the fault too"
+            continue
+        note = "timed out" if f"Timeout (>{TEST_TIMEOUT_SECONDS}" in text else ""
+        return Result(fault, failed, where, time.monotonic() - began, note)
+    return Result(fault, None, "the package's tests", time.monotonic() - began, note)
+
+
+@contextmanager
+def applied(copy: Path, fault: Fault) -> Iterator[None]:
+    """The copy with a fault in it; restored at the end."""
+    check_text(copy, fault)
+    path = copy / "tutti" / fault.file
+    original = path.read_text()
+    try:
+        _rewrite(path, original.replace(fault.text, fault.replacement))
+        yield
+    finally:
+        _rewrite(path, original)
+
+
+def _rewrite(path: Path, text: str) -> None:
+    """Replace a module together with its bytecode, which Python takes for current if size and second are the same."""
+    path.write_text(text)
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def run_tests(copy: Path, paths: Sequence[str]) -> tuple[str | None, str]:
+    """The first test that fails, or None where all pass; and the output of pytest."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    words += [f"--timeout={TEST_TIMEOUT_SECONDS}", *paths]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            words, cwd=copy, env=environment(copy), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        output.seek(0)
+        text = output.read()
+    if code == _ALL_PASSED:
+        return None, text
+    found = _FAILED.search(text)
+    if code not in (_SOME_FAILED, _INTERRUPTED) or found is None:
+        raise SystemExit(f"pytest ended with exit code {code} for {' '.join(paths)}:\n{text[-4000:]}")
+    return found[1], text
+
+
+def show_table(results: Sequence[Result]) -> list[str]:
+    """The results as aligned lines: fault, package, what is wrong, caught by."""
+    rows = [(each.fault.name, each.fault.package, each.fault.wrong, each.verdict) for each in results]
+    rows = [("fault", "package", "what is wrong", "caught by"), *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows]
+
+
+def show_markdown(results: Sequence[Result]) -> list[str]:
+    """The same as a table in Markdown."""
+    lines = ["| fault | package | what is wrong | caught by |", "|---|---|---|---|"]
+    for each in results:
+        verdict = each.verdict.replace("|", "\\|")
+        lines.append(f"| {each.fault.name} | `{each.fault.package}` | {each.fault.wrong} | {verdict} |")
+    return lines
+
+
+def count_line(results: Sequence[Result]) -> str:
+    """How many faults were caught."""
+    return f"{sum(result.caught_by is not None for result in results)} of {len(results)} faults caught"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
