@@ -7,12 +7,12 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HUNG_SECONDS, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(
@@ -31,7 +31,6 @@ _FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-_DEADLINE_SECONDS = 60
 
 
 class Browser:
@@ -90,11 +89,7 @@ class Browser:
 
     def wait_for(self, expression: str) -> Any:
         """The value of an expression as soon as it has one."""
-        deadline = time.monotonic() + _DEADLINE_SECONDS
-        while not (found := self.evaluate(expression)):
-            assert time.monotonic() < deadline, f"{expression} stays without a value"
-            time.sleep(0.02)
-        return found
+        return wait_until(lambda: self.evaluate(expression), lambda: f"{expression} stays without a value")
 
     def screenshot(self, path: Path) -> None:
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
@@ -125,7 +120,6 @@ class Browser:
         return [address for address in found if not address.startswith("data:")]
 
     def _until(self, is_it: Any) -> dict[str, Any]:
-        deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
             while b"\0" in self._buffer:
                 line, _, self._buffer = self._buffer.partition(b"\0")
@@ -133,7 +127,7 @@ class Browser:
                 self._seen.append(message)
                 if is_it(message):
                     return message
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._read], [], [], HUNG_SECONDS)
             assert ready, "the browser is silent"
             more = os.read(self._read, 1 << 20)
             assert more, "the browser has ended"
@@ -164,7 +158,7 @@ def open_browser(profile: Path) -> Iterator[Browser]:
             with contextlib.suppress(AssertionError, OSError):
                 browser.call("Browser.close")
         try:
-            process.wait(20)
+            process.wait(HUNG_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

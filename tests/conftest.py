@@ -1,4 +1,4 @@
-"""What the tests share: commands with a deadline, ranks with one thread, and a check that nothing is left behind."""
+"""What the tests share: commands run to their end, one thread a rank, and a check that nothing is left behind."""
 
 import os
 import signal

@@ -464,12 +464,12 @@ def start_again(rounds: int) -> tuple[list[float], list[str], tuple[str, str], t
 
 def start_again_late() -> float:
     """Rank 1 comes back after rank 0 would have taken it for dead."""
-    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS = 0.05, 0.3
+    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS = 0.2, 4.0
     basics.init()
     ops.barrier()
     basics.shutdown()
     if os.environ["RANK"] == "1":
-        time.sleep(1.0)
+        time.sleep(5.0)
     basics.init()
     answer = total()
     ops.barrier()
@@ -515,7 +515,7 @@ def leave_at_once(last: str) -> Any:
 
 def lose_a_rank(victim: int, how: str, inside: bool) -> tuple[tuple[str, str], tuple[str, str]]:
     """A rank ends without a word while others wait for it, or in the middle of what it does with them."""
-    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS, engine.PATIENCE_SECONDS = 0.1, 1.0, 0.5
+    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS, engine.PATIENCE_SECONDS = 0.2, 4.0, 0.5
     basics.init()
     total()
     store = basics._group.store  # pyright: ignore[reportOptionalMemberAccess]

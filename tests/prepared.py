@@ -130,7 +130,7 @@ class Server:
 
     def start(self, work: Callable[..., Any], *arguments: Any, env: Mapping[str, str] | None = None) -> Program:
         """Start `work(*arguments)` as a program that prints nothing."""
-        call = pickle.dumps((sys.path, work, arguments))
+        call = (sys.path, pickle.dumps((work, arguments)))
         given = dict(os.environ if env is None else env)
         message = marshal.dumps((call, given, os.getcwd(), sorted(os.sched_getaffinity(0)), False))
         connection = socket.socket(socket.AF_UNIX)
@@ -324,9 +324,9 @@ def _begin(message: bytes, fds: Sequence[int]) -> None:
     os.environ.update(env)
     os.sched_setaffinity(0, cores)
     time.tzset()
-    if isinstance(work, bytes):
-        sys.path[:] = pickle.loads(work)[0]
-        _, function, arguments = pickle.loads(work)
+    if isinstance(work, tuple):
+        sys.path[:], call = work
+        function, arguments = pickle.loads(call)  # which imports from that path
         function(*arguments)
     else:
         _run_python(work)

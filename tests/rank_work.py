@@ -38,7 +38,7 @@ def join_without_rank_1(seconds: float) -> None:
 
 def arrive_late(missing: tuple[int, ...], seconds: float, folder: Path) -> None:
     group = join_all()
-    group.barrier("breakfast", PATIENT_SECONDS)
+    group.barrier("the beginning", PATIENT_SECONDS)
     if group.rank in missing:
         _stay_until_others_end(group.world_size - len(missing), folder)
     else:

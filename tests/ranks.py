@@ -17,7 +17,7 @@ from typing import Any
 
 import prepared
 import pytest
-from waiting import Patience
+from waiting import HangDetector
 
 
 def run_ranks(
@@ -38,10 +38,10 @@ def run_ranks(
             server.start(_rank, str(answers[rank]), work, arguments, env=_variables(rank, world_size, port))
             for rank in range(world_size)
         ]
-        patience = Patience()
+        hang = HangDetector()
         try:
             while waiting := [rank for rank in range(world_size) if ranks[rank].wait(0.02) is None]:
-                patience.check(functools.partial("ranks {} did not end".format, waiting))
+                hang.check(functools.partial("ranks {} did not end".format, waiting))
         finally:
             for process in ranks:
                 process.kill()

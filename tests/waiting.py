@@ -26,7 +26,7 @@ class Hung(AssertionError):
     """Nothing has happened for so long that nothing will."""
 
 
-class Patience:
+class HangDetector:
     """Measures for how long the processes of this test have done nothing."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Patience:
 
 def wait_until(ready: Callable[[], T | None], otherwise: Callable[[], str], process: Process | None = None) -> T:
     """Return what `ready` returns once that is true; fail where `process` ends without it, or all hangs."""
-    patience = Patience()
+    hang = HangDetector()
     while not (found := ready()):
         ended = process is not None and process.poll() is not None
         if ended and not (found := ready()):
             raise AssertionError(f"the process ended with {process.poll()}: {otherwise()}")  # pyright: ignore
         if ended:
             break
-        patience.check(otherwise)
+        hang.check(otherwise)
         time.sleep(_LOOK_SECONDS)
     return found  # pyright: ignore[reportReturnType]
 

@@ -17,7 +17,7 @@ from bench.faults import HEALTHY, Case
 from conftest import REPOSITORY, environment
 from prepared import PYTHON
 from ranks import reserved_port
-from waiting import Patience
+from waiting import HangDetector
 
 Tell = Callable[[str], None]
 
@@ -101,10 +101,10 @@ def _run_on_hosts(made: namespaces.Hosts, words: list[str]) -> None:
 
 def _finish(processes: list[subprocess.Popen[str]]) -> None:
     """Wait until all ranks have ended or one has failed; what that one says is told, and none is left."""
-    patience = Patience()
+    hang = HangDetector()
     try:
         while any(process.poll() is None for process in processes) and not any(each.returncode for each in processes):
-            patience.check(lambda: "the ranks of some cases do not end")
+            hang.check(lambda: "the ranks of some cases do not end")
             time.sleep(0.05)
         failed = [process for process in processes if process.returncode]
         assert not failed, "\n".join(text for text in failed[0].communicate() if text)

@@ -1,14 +1,12 @@
 """Properties of the batch arithmetic: sizes multiply up, and what an error advises works when it is tried."""
 
 import re
-from functools import cache
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from small_config import small_config
 
-from tutti.config.load import resolve_values
 from tutti.config.plan import Plan, make_plan
-from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 
 Batch = dict[str, int | None]
@@ -27,22 +25,9 @@ def batches(
     return {draw(st.sampled_from(["global", "per_rank"])): draw(sizes), "micro": draw(micro)}
 
 
-@cache
-def base() -> RunConfig:
-    return resolve_values(
-        {
-            "data": {"name": "synthetic"},
-            "model": {"name": "mlp"},
-            "optim": {"name": "sgd", "lr": 0.1},
-            "batch": {"global": 1},
-            "epochs": 1,
-        }
-    )
-
-
 def plan(batch: Batch, ranks: int, samples: int, epochs: int = 1, max_steps: int | None = None) -> Plan:
-    sizes = type(base().batch).model_validate(batch)
-    config = base().model_copy(update={"batch": sizes, "epochs": epochs, "max_steps": max_steps})
+    sizes = type(small_config().batch).model_validate(batch)
+    config = small_config().model_copy(update={"batch": sizes, "epochs": epochs, "max_steps": max_steps})
     return make_plan(config, ranks, samples)
 
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any
 import namespaces
 import pytest
 from conftest import REPOSITORY, Finished, environment
+from waiting import wait_for_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("doctor_hosts")]
-DEADLINE_SECONDS = 60
 FAST = "tc qdisc replace dev eth0 root tbf rate 200mbit burst 128kb latency 50ms"
 HEAL = f"tc qdisc del dev eth0 root; {FAST}"
 SLOW = "tc qdisc replace dev eth0 root tbf rate 20mbit burst 32kb latency 50ms"
@@ -86,11 +85,8 @@ class Ward:
 
 
 def _read(files: Path) -> Finished:
-    deadline = time.monotonic() + DEADLINE_SECONDS
     code = files.with_name(f"{files.name}.code")
-    while not code.exists():
-        assert time.monotonic() < deadline, f"{files.name} did not end"
-        time.sleep(0.02)
+    wait_until(code.exists, lambda: f"{files.name} did not end")
     out, err = (files.with_name(f"{files.name}.{end}").read_text() for end in ("out", "err"))
     return Finished(int(code.read_text()), out, err)
 
@@ -113,7 +109,7 @@ def open_prompt(**env: str) -> Iterator[subprocess.Popen[str]]:
             yield prompt
             assert prompt.stdin
             prompt.stdin.close()
-            prompt.wait(DEADLINE_SECONDS)
+            wait_for_end(prompt, lambda: "the prompt does not end")
         finally:
             prompt.kill()
 

@@ -3,14 +3,13 @@
 import contextlib
 import math
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from small_config import small_config
 
-from tutti.config.load import resolve_values
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
@@ -26,28 +25,15 @@ ANY_POSITIVE = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=Fa
 repeatable = settings(max_examples=100, deadline=None, derandomize=True)
 
 
-@cache
-def base() -> RunConfig:
-    return resolve_values(
-        {
-            "data": {"name": "synthetic"},
-            "model": {"name": "mlp"},
-            "optim": {"name": "sgd", "lr": 0.1},
-            "batch": {"global": 8},
-            "epochs": EPOCHS,
-        }
-    )
-
-
 def plan(global_batch: int, max_steps: int | None = None) -> Plan:
     return Plan(1, global_batch, global_batch, global_batch, STEPS_PER_EPOCH * global_batch, EPOCHS, max_steps)
 
 
 def config(lr: float, base_batch: int | None, **keys: Any) -> RunConfig:
-    batch = base().batch.model_copy(update={"base": base_batch})
-    optim = base().optim.model_copy(update={"lr": lr})
-    return base().model_copy(
-        update={"batch": batch, "optim": optim, "schedule": type(base().schedule).model_validate(keys)}
+    batch = small_config(EPOCHS).batch.model_copy(update={"base": base_batch})
+    optim = small_config(EPOCHS).optim.model_copy(update={"lr": lr})
+    return small_config(EPOCHS).model_copy(
+        update={"batch": batch, "optim": optim, "schedule": type(small_config(EPOCHS).schedule).model_validate(keys)}
     )
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import study_work
 from conftest import environment
 from prepared import PYTHON
 from study_work import Noted, Pretended
+from waiting import wait_until
 
 from tutti.errors import FolderError, Interrupted
 from tutti.study.definition import Definition, Goal, State, StudyFolder, read_definition, read_state
@@ -24,7 +24,6 @@ from tutti.study.scale import scale_points
 
 TIMED, FULL = Goal("steps", 100, 10), Goal("full")
 WORK = str(Path(study_work.__file__))
-DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -138,10 +137,7 @@ def start_and_wait(folder: StudyFolder, wishes: Path, point: str) -> subprocess.
     process = subprocess.Popen(
         words, env=environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (folder.run(point).checkpoints / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((folder.run(point).checkpoints / "latest").exists, lambda: f"{point} saves nothing", process)
     return process
 
 
@@ -177,7 +173,7 @@ def test_a_study_that_is_told_to_end_ends_its_point_and_lets_it_go_on(
     folder, wishes = make(tmp_path, FULL), plan(n1_r1=["wait", "finish"])
     process = start_and_wait(folder, wishes, "n1-r1")
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=DEADLINE_SECONDS)[1].decode()
+    told = process.communicate()[1].decode()
     assert "stopped from outside, with 3 of 3 points left" in told
     assert read_state(folder, "n1-r1") == State(
         "waiting", attempts=1, started=read_state(folder, "n1-r1").started, launch_line=_line(folder, wishes)

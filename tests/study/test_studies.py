@@ -7,7 +7,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from study_figures import (
     read_sizes,
     rows_in,
 )
+from waiting import wait_until
 
 from tutti.config.load import resolve
 from tutti.study.definition import StudyFolder, read_definition, read_state
@@ -35,7 +35,6 @@ from tutti.study.outcome import SHARES, read_outcomes
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("studies")]
 
 SCALE = ["scale", "digits/mlp", "--ranks", "1,2", "--mode", "weak", "--steps", "6", "--warmup", "2"]
-DEADLINE_SECONDS = 120.0
 PROBE = """
 import sys
 from tutti.cli.main import main
@@ -62,10 +61,7 @@ def kill_at(path: str, place: Path, *words: str) -> StudyFolder:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not list(place.glob(f"runs/studies/*/*/*/{path}")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: list(place.glob(f"runs/studies/*/*/*/{path}")), lambda: f"no {path}", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     return study_in(place)
@@ -154,12 +150,10 @@ def test_a_point_that_cannot_begin_keeps_its_folder_and_says_why(tutti: Tutti, t
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tutti: Tutti, tmp_path: Path) -> None:
     words = [PYTHON, "-m", "tutti", "sweep", "digits/mlp", "--set", "epochs=400", "checkpoint.every_epochs=1"]
     process = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not list(tmp_path.glob("runs/studies/*/*/*/points/400-r1/checkpoints/latest")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    saved = "runs/studies/*/*/*/points/400-r1/checkpoints/latest"
+    wait_until(lambda: list(tmp_path.glob(saved)), lambda: "no checkpoint", process)
     process.terminate()
-    told = process.communicate(timeout=DEADLINE_SECONDS)[1].decode()
+    told = process.communicate()[1].decode()
     assert process.returncode == 75
     assert told.startswith("stopped from outside, with 1 of 1 points left. Go on with: tutti sweep --resume runs/")
     folder = study_in(tmp_path)
