@@ -38,12 +38,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tutti.data.draws import Draws
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.dataset import NbodyCrops, nbody
 from tutti.data.nbody.make import make_nbody
-from tutti.data.nbody.sources import Choices, HostSource, InMemory, read_disk
-from tutti.data.nbody.symmetry import AXES, FLIPS
+from tutti.data.nbody.sources import AXES, FLIPS, Choices, HostSource, InMemory, read_disk
+from tutti.data.order import Draws
 from tutti.errors import TuttiError
 
 BARS = {"tutti, memory": 5.0, "tutti, disk": 3.0}

@@ -20,7 +20,7 @@ import gpu_measure
 import measure
 
 from tutti.config.load import resolve
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
 
 BAR_ACCURACY, BAR_SECONDS = 0.905, 6.0

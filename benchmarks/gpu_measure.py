@@ -11,9 +11,9 @@ import torch
 from tutti.config.load import resolve
 from tutti.config.plan import make_plan
 from tutti.data.loader import RankBatch
-from tutti.runtime.device import choose_device
-from tutti.runtime.discovery import discover
-from tutti.runtime.group import join
+from tutti.ranks.device import choose_device
+from tutti.ranks.environments import discover
+from tutti.ranks.group import join
 from tutti.train import build
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter

@@ -35,7 +35,7 @@ from gpu_measure import Step
 from tutti.config.load import resolve
 from tutti.data.nbody.make import make_nbody
 from tutti.models.unet3d import UNet3d
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
 
 BAR_SPEED, BAR_WHOLE = 2.0, 0.95

@@ -31,7 +31,7 @@ import measure
 import torch
 import torch.distributed as dist
 
-from tutti.launch.parents import end_with_parent
+from tutti.ranks.process import end_with_parent
 
 BAR_MESSAGES, BAR_STEP = 1.3, 1.25
 TENSORS, FLOATS = 100, 256 * 1024
@@ -114,8 +114,8 @@ def run_as_rank(args: argparse.Namespace) -> None:
     import keras
     import tensorflow as tf
 
-    import tutti.hvd.keras as hvd_keras
-    import tutti.hvd.tensorflow as hvd
+    import tutti.horovod.keras as hvd_keras
+    import tutti.horovod.tensorflow as hvd
 
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -5,7 +5,7 @@ Claims, on CPU ranks over Gloo: a step with `DistributedOptimizer` takes at most
 On one GPU with one rank a step takes as long as one with no wrapper at all, within the spread of the trials.
 
 - ddp: torch.nn.parallel.DistributedDataParallel as it comes, SGD with momentum.
-- hvd: tutti.hvd.torch as a script uses it: broadcast_parameters, DistributedOptimizer with named parameters.
+- hvd: tutti.horovod.torch as a script uses it: broadcast_parameters, DistributedOptimizer with named parameters.
 - plain (one rank only): the same loop with neither.
 
 The network is ResNet-18 for small images (11.2 M parameters in 62 tensors); all start from the same weights and have
@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tutti.hvd.torch as hvd
-from tutti.launch.parents import end_with_parent
+import tutti.horovod.torch as hvd
 from tutti.models.resnet import resnet18
+from tutti.ranks.process import end_with_parent
 
 BAR_STEP, BAR_MESSAGES = 1.10, 5.0
 MESSAGES, MESSAGE_FLOATS = 100, 256

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from tutti.config.load import resolve
 from tutti.data.nbody.make import make_nbody
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
 
 RUNS = {

@@ -45,8 +45,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tutti.data.dataset import ArrayDataset
 from tutti.data.mnist import MEAN, STD
 from tutti.data.order import permutation
-from tutti.launch.parents import end_with_parent
-from tutti.models.mnist import MnistTorch
+from tutti.models.small import MnistTorch
+from tutti.ranks.process import end_with_parent
 
 CONTENDERS = ("tutti", "by hand", "lightning")
 BAR_BY_HAND = 0.97
@@ -83,8 +83,8 @@ class LookingOn:
     """Sums up what the loop spends on its watch and its records, by wrapping every call to them."""
 
     def __init__(self) -> None:
-        from tutti.records.journal import Journal
-        from tutti.runtime import watch
+        from tutti.ranks import hang_detection
+        from tutti.runs.journal import Journal
         from tutti.train import job
         from tutti.train.phases import HostTimer
         from tutti.train.stragglers import Stragglers
@@ -92,7 +92,7 @@ class LookingOn:
         self.seconds = 0.0
         self._threads: list[int] = []
         looked_at = {
-            watch.Watch: ("at", "goes_on"),
+            hang_detection.Watch: ("at", "goes_on"),
             HostTimer: ("begin", "ended", "lap"),
             Stragglers: ("compare",),
             Journal: ("write", "say"),
@@ -101,13 +101,13 @@ class LookingOn:
         for owner, names in looked_at.items():
             for name in names:
                 setattr(owner, name, self._clocked(getattr(owner, name)))
-        begin = watch.Watch.__init__
+        begin = hang_detection.Watch.__init__
 
         def begin_and_tell(looked: Any, *given: Any) -> None:
             begin(looked, *given)
             self._threads = [time.pthread_getcpuclockid(thread.ident) for thread in looked._threads]
 
-        watch.Watch.__init__ = begin_and_tell
+        hang_detection.Watch.__init__ = begin_and_tell
 
     def read(self) -> float:
         """Seconds so far, of calls and of threads."""
@@ -235,8 +235,8 @@ def run_as_rank(args: argparse.Namespace) -> None:
     images, labels, source = measure.read_images(args.data, args.seed)
     torch.manual_seed(args.seed)
     looking_on = LookingOn().read if args.as_rank == "tutti" else lambda: 0.0
-    watch = Watch(args.warmup, args.warmup + args.steps, looking_on)
-    net = WatchedNet(watch)
+    hang_detection = Watch(args.warmup, args.warmup + args.steps, looking_on)
+    net = WatchedNet(hang_detection)
     train = {"tutti": train_tutti, "by hand": train_by_hand, "lightning": train_lightning}[args.as_rank]
     train(net, images, labels, args)
     measure.leave_group()
@@ -245,7 +245,7 @@ def run_as_rank(args: argparse.Namespace) -> None:
         with torch.inference_mode():
             outputs = net(images[:CHECK_SAMPLES].to(torch.float32).mul_(SCALE).add_(OFFSET))
             loss = nn.functional.cross_entropy(outputs, labels[:CHECK_SAMPLES]).item()
-        wall, cpu, looked = watch.seconds
+        wall, cpu, looked = hang_detection.seconds
         result = {"seconds": wall, "cpu_seconds": cpu, "looking_on_seconds": looked, "loss": loss}
         result |= {"threads": torch.get_num_threads(), "data": source}
         args.result.write_text(json.dumps(result))

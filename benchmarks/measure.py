@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tutti.data.mnist import FILES, find_file, read_idx
 from tutti.errors import DataError
-from tutti.records.record import commit, hardware, versions
+from tutti.runs.record import commit, hardware, versions
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "TUTTI_RUN")
 _GRACE_SECONDS = 20

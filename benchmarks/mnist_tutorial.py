@@ -43,8 +43,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tutti.data.mnist import FILES, find_file, read_idx
 from tutti.errors import DataError
-from tutti.launch.parents import end_with_parent
-from tutti.records.record import read_record
+from tutti.ranks.process import end_with_parent
+from tutti.runs.record import read_record
 
 BAR_ACCURACY, BAR_TIME = 0.982, 0.5
 BAR_PEER = "tutorial"  # equal threads; the other row shows what undivided cores cost

@@ -44,11 +44,11 @@ def steps_of(job: Any) -> Iterator[None]:
 def be_rank(args: argparse.Namespace) -> None:
     """Train both runs window by window; rank 0 writes the times of every window."""
     from tutti.config.load import resolve
-    from tutti.records.folder import RunFolder
-    from tutti.runtime.device import choose_device, set_threads
-    from tutti.runtime.discovery import discover
-    from tutti.runtime.group import join
-    from tutti.runtime.watch import Watch
+    from tutti.ranks.device import choose_device, set_threads
+    from tutti.ranks.environments import discover
+    from tutti.ranks.group import join
+    from tutti.ranks.hang_detection import Watch
+    from tutti.runs.folder import RunFolder
     from tutti.train.build import Objects, build_job
 
     config = resolve(args.recipe, [*(args.set or DEFAULT), *QUIET, f"log.every_steps={args.steps}"]).config

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import measure
 
-from tutti.report.study import read_study
+from tutti.report.study.write import read_study
 from tutti.study.analysis import Analysis
 from tutti.study.fits import Estimate
 from tutti.study.links import NEAR

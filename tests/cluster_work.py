@@ -7,10 +7,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tutti.runtime.discovery import discover
-from tutti.runtime.door import door_ports
-from tutti.runtime.environments import slurm
-from tutti.runtime.placement import Placement
+from tutti.ranks.environments import discover, slurm
+from tutti.ranks.placement import Placement
+from tutti.ranks.rendezvous import door_ports
 
 
 def tell(**found: object) -> None:
@@ -68,7 +67,7 @@ def _join(placement: Placement, seconds: float) -> dict[str, object]:
 
     from tutti.config.schema import RuntimeConfig
     from tutti.errors import TuttiError
-    from tutti.runtime.group import join
+    from tutti.ranks.group import join
 
     found: dict[str, object] = {"host": socket.gethostname(), "rank": placement.rank, "port": placement.port}
     try:

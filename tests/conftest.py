@@ -19,7 +19,16 @@ pytest_plugins = ["tiers"]
 REPOSITORY = Path(__file__).parent.parent
 # Real data, where a machine has it.
 DATA = [Path(os.environ.get("TUTTI_DATA", REPOSITORY / "data")), REPOSITORY.parent / "shared" / "data"]
-LONG = ("cluster", "frameworks", "hvd/keras", "test_docs", "test_examples", "train", "launch", "hvd/test_elastic")
+LONG = (
+    "cluster",
+    "frameworks",
+    "horovod/keras",
+    "test_docs",
+    "test_examples",
+    "train",
+    "launch",
+    "horovod/test_elastic",
+)
 LEFT_SECONDS = 60  # within which the kernel has ended the ranks of a launcher that was killed, however busy it is
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests

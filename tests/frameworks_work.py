@@ -37,7 +37,7 @@ def train(name: str, out: Path, resume: Path | None = None, **values: Any) -> di
     """One run as this rank: its folder, its results and its weights."""
     from tutti.config.load import resolve_values
     from tutti.frameworks.run import run_rank
-    from tutti.runtime.discovery import discover
+    from tutti.ranks.environments import discover
 
     config = resolve_values(COMMON | {"recipe": name, "out": str(out)} | values)
     done = run_rank(config, discover(os.environ), resume=resume)

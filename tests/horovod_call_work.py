@@ -8,7 +8,7 @@ from typing import Any
 def add_up(value: float, times: int = 1) -> tuple[int, float]:
     import torch
 
-    import tutti.hvd.torch as hvd
+    import tutti.horovod.torch as hvd
 
     hvd.init()
     return hvd.rank(), hvd.allreduce(torch.tensor([value * times]), op=hvd.Sum).item()

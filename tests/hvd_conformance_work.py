@@ -7,11 +7,11 @@ import torch
 from hvd_jobs import in_a_job
 from torch import nn
 
-from tutti.hvd import basics
-from tutti.hvd.torch import collectives
-from tutti.hvd.torch.compression import Compression
-from tutti.hvd.torch.functions import allgather_object
-from tutti.hvd.torch.optimizer import DistributedOptimizer
+from tutti.horovod import basics
+from tutti.horovod.torch import collectives
+from tutti.horovod.torch.compression import Compression
+from tutti.horovod.torch.functions import allgather_object
+from tutti.horovod.torch.optimizer import DistributedOptimizer
 
 ROWS = [[[1, 2, 2], [2, 9]], [[0, 1], []], [[4], [4, 5]]]  # of each step and rank: in the second rank 1 has none
 

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from hvd_jobs import in_a_job
 
-import tutti.hvd.torch as hvd
-from tutti.hvd import engine
-from tutti.hvd.elastic.state import ADDED, ObjectState
-from tutti.hvd.torch import elastic
-from tutti.hvd.torch.elastic.state import ModelStateHandler, get_handler_registry, set_handler_registry
+import tutti.horovod.torch as hvd
+from tutti.horovod.elastic.state import ADDED, ObjectState
+from tutti.horovod.engine import engine
+from tutti.horovod.torch import elastic
+from tutti.horovod.torch.elastic import ModelStateHandler, get_handler_registry, set_handler_registry
 
 SAMPLES, PER_RANK_BATCH = 48, 4
 
@@ -26,8 +26,8 @@ SAMPLES, PER_RANK_BATCH = 48, 4
 
 def drive(folder: Path) -> int:
     """Be the driver of a job whose options are in the plan."""
-    from tutti.launch.elastic_driver import run_elastic
-    from tutti.launch.horovodrun_options import ElasticOptions
+    from tutti.horovod.run.arguments import ElasticOptions
+    from tutti.horovod.run.driver import run_elastic
     from tutti.launch.hosts import parse_hosts
 
     options = json.loads((folder / "plan.json").read_text())["options"]

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from hvd_jobs import in_a_job, refused
 
-from tutti.hvd import basics, engine
-from tutti.hvd.channel import StoreChannel
-from tutti.hvd.messages import Message
-from tutti.hvd.process_sets import ProcessSet
-from tutti.hvd.torch import ops
-from tutti.hvd.torch.ops import Average, Max, Min, Product, Sum, poll, synchronize
+from tutti.horovod import basics
+from tutti.horovod.engine import engine
+from tutti.horovod.engine.channel import StoreChannel
+from tutti.horovod.engine.messages import Message
+from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.torch import ops
+from tutti.horovod.torch.ops import Average, Max, Min, Product, Sum, poll, synchronize
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "bfloat16", "float32", "float64")
 

@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tutti.hvd import basics
-from tutti.hvd.torch import ops
+from tutti.horovod import basics
+from tutti.horovod.torch import ops
 
 
 def in_a_job(work: Callable[..., Any]) -> Callable[..., Any]:

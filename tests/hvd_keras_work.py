@@ -44,7 +44,7 @@ def _run_checks(backend: str, found: dict[str, str]) -> None:
     if backend in ("tensorflow", "tf_keras"):
         import tensorflow as tf
 
-        import tutti.hvd.keras.of_tensorflow  # noqa: F401
+        import tutti.horovod.keras.of_tensorflow  # noqa: F401
 
         tf.config.threading.set_intra_op_parallelism_threads(1)  # refused once TensorFlow's context has begun
         tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -61,7 +61,7 @@ def _run_checks(backend: str, found: dict[str, str]) -> None:
 
 
 def gathered(thing: Any) -> list[Any]:
-    from tutti.hvd.torch.functions import allgather_object
+    from tutti.horovod.torch.functions import allgather_object
 
     return allgather_object(thing)
 
@@ -100,7 +100,7 @@ def stepped(*gradients: float, **options: Any) -> list[float]:
     """Where a variable is after each gradient, with a rate of -1: what has been applied, added up."""
     import keras
 
-    from tutti.hvd.keras.of_tensorflow import DistributedOptimizer
+    from tutti.horovod.keras.of_tensorflow import DistributedOptimizer
 
     variable = keras.Variable([0.0])
     optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
@@ -117,7 +117,7 @@ def stepped(*gradients: float, **options: Any) -> list[float]:
 def ranks_with_other_seeds_end_with_the_same_bits() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     model = small_model(hvd.rank(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", metrics=["mae"])
@@ -137,7 +137,7 @@ def ranks_with_other_seeds_end_with_the_same_bits() -> None:
 def two_ranks_train_like_one_with_their_batches_together() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     (x0, y0), (x1, y1) = data(0), data(1)
     together = [np.concatenate([a.reshape(4, 8, -1), b.reshape(4, 8, -1)], 1) for a, b in ((x0, x1), (y0, y1))]
@@ -157,7 +157,7 @@ def two_ranks_train_like_one_with_their_batches_together() -> None:
 def rates_are_those_of_the_formulas() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     rates: list[float] = []
 
@@ -190,7 +190,7 @@ def rates_are_those_of_the_formulas() -> None:
 def momentum_is_corrected_when_the_rate_changes() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     model, loss = line_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.5)), loss)
@@ -209,7 +209,7 @@ def momentum_is_corrected_when_the_rate_changes() -> None:
 def gradients_are_added_up_over_passes() -> None:
     import keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     own = 1.0 + hvd.rank()  # 1.5 in the mean
     assert stepped(own, own, own, own, own, backward_passes_per_step=2) == [0, 3, 3, 6, 6]
@@ -233,8 +233,8 @@ def gradients_are_added_up_over_passes() -> None:
 def options_of_the_reduction_are_kept() -> None:
     import keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
-    from tutti.hvd.keras import PartialDistributedOptimizer
+    import tutti.horovod.keras.of_tensorflow as hvd
+    from tutti.horovod.keras import PartialDistributedOptimizer
 
     own = 1.0 + 2 * hvd.rank()  # 2 in the mean
     assert stepped(own) == [2]
@@ -269,7 +269,7 @@ def options_of_the_reduction_are_kept() -> None:
 def an_overflow_on_one_rank_is_everybodys() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     scaling = keras.optimizers.LossScaleOptimizer
     ways = [
@@ -289,7 +289,7 @@ def an_overflow_on_one_rank_is_everybodys() -> None:
 
 @check()
 def metrics_that_a_rank_lacks_are_named() -> None:
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     callback = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": 0.5}
@@ -305,8 +305,8 @@ def metrics_that_a_rank_lacks_are_named() -> None:
 def saved_models_load_with_us_and_without() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
-    from tutti.hvd.keras.optimizer import Distributed
+    import tutti.horovod.keras as hvd
+    from tutti.horovod.keras.optimizer import Distributed
 
     model = small_model(3)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), name="mine"), keras.losses.MeanSquaredError())
@@ -335,7 +335,7 @@ def saved_models_load_with_us_and_without() -> None:
 def an_optimizer_keeps_what_it_was() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     model = small_model(3)
     plain = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 100), weight_decay=0.1)
@@ -360,8 +360,8 @@ def an_optimizer_keeps_what_it_was() -> None:
 def wrong_options_are_refused_with_what_to_write() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
-    from tutti.hvd.keras.of_tensorflow import DistributedOptimizer
+    import tutti.horovod.keras as hvd
+    from tutti.horovod.keras.of_tensorflow import DistributedOptimizer
 
     sgd = keras.optimizers.SGD
     cases = [
@@ -389,8 +389,8 @@ def wrong_options_are_refused_with_what_to_write() -> None:
 
 @check()
 def values_travel() -> None:
-    import tutti.hvd.keras as hvd
-    import tutti.hvd.keras.of_tensorflow as hvd_of_tensorflow
+    import tutti.horovod.keras as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd_of_tensorflow
 
     own = float(hvd.rank())
     assert float(hvd.allreduce(own)) == 0.5
@@ -405,7 +405,7 @@ def values_travel() -> None:
 def a_state_is_saved_restored_and_made_the_same() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     model = small_model(hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
@@ -440,9 +440,9 @@ def a_state_is_saved_restored_and_made_the_same() -> None:
 def training_goes_on_after_a_failure() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
-    from tutti.hvd import basics
-    from tutti.hvd.errors import HorovodInternalError
+    import tutti.horovod.keras as hvd
+    from tutti.horovod import basics
+    from tutti.horovod.errors import HorovodInternalError
 
     def fail(*operations: Any) -> Any:
         raise HorovodInternalError("Horovod has lost a rank")
@@ -479,8 +479,8 @@ def training_goes_on_after_a_failure() -> None:
 
 @check()
 def signatures_are_those_of_horovod() -> None:
-    import tutti.hvd.keras as hvd
-    import tutti.hvd.keras.of_tensorflow as tf_hvd
+    import tutti.horovod.keras as hvd
+    import tutti.horovod.keras.of_tensorflow as tf_hvd
 
     start = "optimizer, name=None, device_dense='', device_sparse='', compression=none, sparse_as_dense=False, "
     start += "gradient_predivide_factor=1.0, op=0, "
@@ -539,18 +539,18 @@ def signatures_are_those_of_horovod() -> None:
 def a_step_is_not_compiled() -> None:
     import keras
 
-    import tutti.hvd.keras as hvd
+    import tutti.horovod.keras as hvd
 
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("tutti.hvd").addHandler(handler)
+    logging.getLogger("tutti.horovod").addHandler(handler)
     for way in (lambda o: o, keras.optimizers.LossScaleOptimizer):
         model = small_model(1)
         model.compile(way(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))), "mse", jit_compile=True)
         model.train_on_batch(*data(hvd.rank()))
         assert model.jit_compile is False and same_everywhere(flat(model).tobytes())
-    logging.getLogger("tutti.hvd").removeHandler(handler)
+    logging.getLogger("tutti.horovod").removeHandler(handler)
     assert len(said) == 2 and "jit_compile=False" in said[0], said
     model = small_model(1)
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
@@ -563,7 +563,7 @@ def rows_of_gradients_travel() -> None:
     import keras
     import tensorflow as tf
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     for options in ({}, {"sparse_as_dense": True}, {"sparse_as_dense": True, "backward_passes_per_step": 2}):
         table = keras.Variable(np.zeros((4, 2), "float32"))
@@ -583,7 +583,7 @@ def a_loop_of_ones_own_trains() -> None:
     import keras
     import tensorflow as tf
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     for options in ({}, {"backward_passes_per_step": 2}):
         model = small_model(5)
@@ -606,8 +606,8 @@ def what_scripts_for_keras_2_say_is_taken() -> None:
     import keras
     from keras import backend
 
-    import tutti.hvd.keras as hvd
-    from tutti.hvd.keras import old_scripts
+    import tutti.horovod.keras as hvd
+    from tutti.horovod.keras import old_scripts
 
     assert refused(lambda: keras.optimizers.SGD(lr=0.1))[0] == "ValueError"
     sys.path.insert(0, str(Path(old_scripts.__file__).parents[1] / "alias"))
@@ -672,7 +672,7 @@ def old_optimizers() -> list[Any]:
 
 @check("tf_keras")
 def keras_2_trains_like_one_rank() -> None:
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     (x0, y0), (x1, y1) = data(0), data(1)
     together = [np.concatenate([a.reshape(4, 8, -1), b.reshape(4, 8, -1)], 1) for a, b in ((x0, x1), (y0, y1))]
@@ -693,7 +693,7 @@ def keras_2_trains_like_one_rank() -> None:
 
 @check("tf_keras")
 def keras_2_starts_from_one_ranks_weights() -> None:
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     for optimizer in old_optimizers()[:2]:
         model = old_model(hvd.rank())
@@ -709,7 +709,7 @@ def keras_2_starts_from_one_ranks_weights() -> None:
 def keras_2_follows_the_rates() -> None:
     import tf_keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     for optimizer in old_optimizers()[:2]:
         optimizer = hvd.DistributedOptimizer(optimizer)
@@ -737,7 +737,7 @@ def keras_2_adds_up_gradients_over_passes() -> None:
     import tensorflow as tf
     import tf_keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     for kind, averages in ((tf_keras.optimizers.SGD, False), (tf_keras.optimizers.legacy.SGD, True)):
         options = {"backward_passes_per_step": 2, "average_aggregated_gradients": averages}
@@ -766,10 +766,10 @@ def keras_2_adds_up_gradients_over_passes() -> None:
 def keras_2_loads_what_was_saved() -> None:
     import tf_keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
-    from tutti.hvd.keras.keras_modules import keras_of_tensorflow
-    from tutti.hvd.keras.legacy import Distributed
-    from tutti.hvd.variables import variables_of
+    import tutti.horovod.keras.of_tensorflow as hvd
+    from tutti.horovod.keras.legacy import Distributed
+    from tutti.horovod.keras.load import keras_of_tensorflow
+    from tutti.horovod.variables import variables_of
 
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     assert keras_of_tensorflow() is tf_keras
@@ -795,7 +795,7 @@ def keras_2_loads_what_was_saved() -> None:
 def keras_2_keeps_a_state() -> None:
     import tf_keras
 
-    import tutti.hvd.keras.of_tensorflow as hvd
+    import tutti.horovod.keras.of_tensorflow as hvd
 
     model = old_model(hvd.rank())
     state = hvd.elastic.KerasState(model, tf_keras.optimizers.legacy.Adam(0.1), batch=20 + hvd.rank())

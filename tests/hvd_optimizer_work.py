@@ -9,14 +9,14 @@ import torch
 from hvd_jobs import in_a_job, refused
 from torch import nn
 
-from tutti.hvd import basics
-from tutti.hvd.process_sets import ProcessSet
-from tutti.hvd.torch import functions, ops
-from tutti.hvd.torch.compression import Compression
-from tutti.hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from tutti.hvd.torch.ops import Adasum, Sum
-from tutti.hvd.torch.optimizer import DistributedOptimizer
-from tutti.hvd.torch.sync_batch_norm import SyncBatchNorm
+from tutti.horovod import basics
+from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.torch import functions, ops
+from tutti.horovod.torch.compression import Compression
+from tutti.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from tutti.horovod.torch.ops import Adasum, Sum
+from tutti.horovod.torch.optimizer import DistributedOptimizer
+from tutti.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},

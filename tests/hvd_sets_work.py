@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from hvd_jobs import in_a_job, refused
 
-import tutti.hvd.torch as hvd
-from tutti.hvd import adasum, basics
-from tutti.hvd.torch import ops
-from tutti.hvd.torch.ops import synchronize
+import tutti.horovod.torch as hvd
+from tutti.horovod import basics
+from tutti.horovod.engine import execute
+from tutti.horovod.torch import ops
+from tutti.horovod.torch.ops import synchronize
 
 KINDS = ("float16", "bfloat16", "float32", "float64")
 
@@ -153,7 +154,7 @@ def by_hand(vectors: list[torch.Tensor]) -> torch.Tensor:
 def combine_vectors() -> dict[str, Any]:
     """How far all forms are from what is computed by hand, and the numbers themselves."""
     rank, size, found = hvd.rank(), hvd.size(), {}
-    adasum.CHUNK = 16  # several in each vector
+    execute.CHUNK = 16  # several in each vector
     for kind in KINDS:
         dtype = getattr(torch, kind)
         right = [by_hand([vector(r, dtype, seed=i).double() for r in range(size)]) for i in range(3)]

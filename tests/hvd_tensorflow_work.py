@@ -11,11 +11,12 @@ import numpy as np
 import tensorflow as tf
 from hvd_jobs import in_a_job, refused
 
-import tutti.hvd.tensorflow as hvd
-from tutti.hvd import basics, engine
-from tutti.hvd.tensorflow import elastic, memory
-from tutti.hvd.tensorflow.sync_batch_norm import SyncBatchNormalization
-from tutti.hvd.torch import ops
+import tutti.horovod.tensorflow as hvd
+from tutti.horovod import basics
+from tutti.horovod.engine import engine
+from tutti.horovod.tensorflow import bridge, elastic
+from tutti.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+from tutti.horovod.torch import ops
 
 FORMS: dict[str, Callable[[Any], Any]] = {"eager": lambda work: work, "function": tf.function}
 REDUCED = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -412,4 +413,4 @@ def reuse_memory() -> tuple[int, bool]:
         for step, found in enumerate(held)
         for place, each in enumerate(found)
     )
-    return len(memory._free), right
+    return len(bridge._free), right

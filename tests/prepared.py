@@ -36,15 +36,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tutti.launch import nursery
-from tutti.launch.parents import end_with_parent, name_process
+from tutti.launch import fork_server
+from tutti.ranks.process import end_with_parent, name_process
 
 # What ranks and launchers of torch import, what a run writes with, and the data that most tests train on.
 TORCH = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.launcher.api",
-    "tutti.records.tensorboard",
+    "tutti.runs.tensorboard",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
     "sklearn.datasets",
@@ -52,10 +52,10 @@ TORCH = (
     "tutti.cli.main",
     "tutti.cli.train",
     "tutti.report.curves",
-    "tutti.hvd.torch",
-    "ranks",
+    "tutti.horovod.torch",
+    "rank_jobs",
 )
-TENSORFLOW = ("torch", "tutti.hvd.torch", "tutti.frameworks.run", "sklearn.datasets", "tensorflow", "ranks")
+TENSORFLOW = ("torch", "tutti.horovod.torch", "tutti.frameworks.run", "sklearn.datasets", "tensorflow", "rank_jobs")
 SERVER = "tutti-prepared"  # the name that the kernel shows of a server, but not of its programs
 SERVERS = "TUTTI_TEST_SERVERS"  # names the folder with the socket of each host's server
 _LENGTH = struct.Struct("q")
@@ -216,7 +216,7 @@ def _fork_server(spawn: Callable[..., int], path: Any, words: Sequence[Any], fds
     pid = os.fork()
     if not pid:
         _close_all_but(fds)
-        if os.environ.pop(nursery._VARIABLE, None):  # what importing it does in a process of its own
+        if os.environ.pop(fork_server._VARIABLE, None):  # what importing it does in a process of its own
             end_with_parent()
         _end(lambda: exec(call, {}))
     return pid

@@ -10,7 +10,7 @@ import marshal
 import os
 import sys
 
-_MODULES = {"tutti": "tutti", "horovodrun": "tutti.launch.horovodrun"}
+_MODULES = {"tutti": "tutti", "horovodrun": "tutti.horovod.run.command"}
 _PASSED_ON = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2, _signal.SIGTERM)
 
 

@@ -13,8 +13,8 @@ from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
 from tutti.parallel.ddp import spread
 from tutti.parallel.host_memory import share_memory
-from tutti.runtime.discovery import discover
-from tutti.runtime.group import Group, join
+from tutti.ranks.environments import discover
+from tutti.ranks.group import Group, join
 
 PATIENT_SECONDS = 600.0  # for ranks of which none is missing
 

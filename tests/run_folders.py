@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.config.load import resolve
-from tutti.records.folder import RunFolder
+from tutti.runs.folder import RunFolder
 
 
 def make_run(path: Path, *overrides: str, ranks: int = 2, step_seconds: float = 0.5, **content: Any) -> RunFolder:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.records.folder import RunFolder
+from tutti.runs.folder import RunFolder
 from tutti.study.definition import Definition, Goal, Mode, Point, State, StudyFolder, write_definition, write_state
 
 Speeds = Callable[[int], float]

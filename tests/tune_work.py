@@ -12,7 +12,7 @@ from tutti.bench import tune
 from tutti.bench.session import open_session
 from tutti.bench.suggestions import Suggestion
 from tutti.config.load import resolve
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 
 RECIPE = """
 data: {name: "tune_work:Sleepy", milliseconds: 25.0}

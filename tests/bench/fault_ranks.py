@@ -16,7 +16,7 @@ import namespaces
 from bench.faults import HEALTHY, Case
 from conftest import REPOSITORY, environment
 from prepared import PYTHON
-from ranks import reserved_port
+from rank_jobs import reserved_port
 from waiting import HangDetector
 
 Tell = Callable[[str], None]
@@ -146,7 +146,7 @@ def be_a_rank(folder: Path) -> None:
     from tutti.bench.results import write_measurements
     from tutti.bench.session import open_session
     from tutti.config.load import resolve_values
-    from tutti.runtime.discovery import discover
+    from tutti.ranks.environments import discover
 
     given = json.loads((folder / "cases.json").read_text())
     configs = [resolve_values({**case["recipe"], "out": str(folder / "out")}) for case in given]

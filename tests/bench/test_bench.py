@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Tutti
-from ranks import run_ranks
+from rank_jobs import run_ranks
 
 from tutti.bench.results import PARTS, PHASES, read_measurements
 from tutti.bench.run import bench, check, read_variants
 from tutti.errors import ConfigError
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 
 
 @pytest.mark.ranks

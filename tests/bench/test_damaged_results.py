@@ -7,7 +7,7 @@ from damage import damaged_json, many, read_or_refuse
 from hypothesis import given
 from made_up import made_up
 
-from tutti.bench.collective_results import FILE, Dropped, Measured, Results, read_results
+from tutti.bench.collectives.results import FILE, Dropped, Measured, Results, read_results
 from tutti.bench.results import Ceilings, Work, read_measurements, write_measurements
 from tutti.study.links import _read
 

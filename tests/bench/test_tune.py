@@ -7,7 +7,7 @@ import pytest
 import tune_work
 from conftest import REPOSITORY, Tutti, command
 from prepared import PYTHON
-from ranks import run_ranks
+from rank_jobs import run_ranks
 
 from tutti.bench.tune import Asked, Budget
 from tutti.cli.main import app

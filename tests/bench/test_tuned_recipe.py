@@ -6,7 +6,7 @@ import pytest
 from made_up import made_up
 
 from tutti.bench.ladder import Ladder
-from tutti.bench.tuned_recipe import MARK, check_target, extends, write_recipe
+from tutti.bench.tune import MARK, check_target, extends, write_recipe
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tutti.checkpoint.manifest import NAME, Manifest, find_latest, saved, verify
 from tutti.checkpoint.store import model_shape, save
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 OPERATIONS = ("fsync", "rename", "replace")
 

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from tutti.checkpoint import manifest as module
-from tutti.checkpoint.manifest import (
-    NAME,
-    Manifest,
-    file_sum,
-    find_latest,
-    folder_name,
-    read_manifest,
-    saved,
-    verify,
-)
+from tutti.checkpoint.manifest import NAME, Manifest, file_sum, find_latest, folder_name, read_manifest, saved, verify
 from tutti.errors import CheckpointError
 
 FILES = {"one.bin": b"weights" * 1000, "two.bin": b"", "three.bin": bytes(range(256))}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import read_losses, run_ranks, train
+from rank_jobs import read_losses, run_ranks, train
 
 pytestmark = pytest.mark.ranks
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from conftest import environment
 from prepared import PYTHON
-from ranks import reserved_port
+from rank_jobs import reserved_port
 from run_folders import make_run
 from waiting import wait_for_end, wait_until
 
 from tutti.cli.board import board
 from tutti.errors import FolderError, LaunchError
-from tutti.records.tensorboard import TensorBoardLog
+from tutti.runs.tensorboard import TensorBoardLog
 
 
 def make_shown(path: Path) -> None:

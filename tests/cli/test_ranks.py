@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tutti.cli.ranks import finish
-from tutti.launch.failure import Failure
-from tutti.records.folder import RunFolder
-from tutti.records.record import Record
+from tutti.ranks.failures import Failure
+from tutti.runs.folder import RunFolder
+from tutti.runs.record import Record
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import read_ledger
+from rank_jobs import read_ledger
 from slurm import TUTTI, Cluster, record_of, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from ranks import read_ledger
+from rank_jobs import read_ledger
 from slurm import TUTTI, Cluster, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]

@@ -13,10 +13,10 @@ from tutti.cli.main import main
 from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml, read_yaml
 from tutti.errors import ConfigError
-from tutti.launch.horovodrun_settings import read_settings
-from tutti.launch.site import load_site
-from tutti.records.folder import RunFolder
+from tutti.horovod.run.settings import read_settings
+from tutti.launch.cluster.site import load_site
 from tutti.report.runs import read_run
+from tutti.runs.folder import RunFolder
 
 RECIPE = b"""\
 base: &base

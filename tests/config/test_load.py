@@ -11,7 +11,7 @@ from tutti.config.load import Resolved, load, resolve, resolve_values
 from tutti.config.recipes import built_in
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.records.folder import RunFolder, write_config
+from tutti.runs.folder import RunFolder, write_config
 
 MODELS = (
     "mlp, small_cnn, mnist_torch, mnist_keras, cnn, alexnet_small, cifar_fast, resnet_small, resnet18, resnet34, "

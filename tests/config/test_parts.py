@@ -75,10 +75,10 @@ def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[part
 @pytest.mark.parametrize(
     ("section", "options", "kind"),
     [
-        ("model", {"name": "mlp", "hidden": [3], "dropout": 0.1, "batch_norm": True}, "tutti.models.mlp:Mlp"),
-        ("model", {"name": "small_cnn", "width": 2}, "tutti.models.small_cnn:SmallCnn"),
-        ("model", {"name": "mnist_torch"}, "tutti.models.mnist:MnistTorch"),
-        ("model", {"name": "mnist_keras"}, "tutti.models.mnist:MnistKeras"),
+        ("model", {"name": "mlp", "hidden": [3], "dropout": 0.1, "batch_norm": True}, "tutti.models.small:Mlp"),
+        ("model", {"name": "small_cnn", "width": 2}, "tutti.models.small:SmallCnn"),
+        ("model", {"name": "mnist_torch"}, "tutti.models.small:MnistTorch"),
+        ("model", {"name": "mnist_keras"}, "tutti.models.small:MnistKeras"),
         ("model", {"name": "cnn", "width": 2}, "tutti.models.cifar:Cnn"),
         ("model", {"name": "alexnet_small", "dense": 8}, "tutti.models.cifar:AlexnetSmall"),
         ("model", {"name": "cifar_fast", "widths": [4, 8, 8], "views": 2}, "tutti.models.cifar_fast:CifarFast"),

@@ -17,10 +17,8 @@ from PIL import Image
 
 from tutti.data import cifar10 as module
 from tutti.data.augment import Flip
-from tutti.data.cifar10 import MEAN, STD, cifar10, read
-from tutti.data.cifar10_files import find
-from tutti.data.cifar10_forms import CLASSES
-from tutti.data.draws import Draws
+from tutti.data.cifar10 import CLASSES, MEAN, STD, cifar10, find, read
+from tutti.data.order import Draws
 from tutti.errors import DataError
 
 COUNTS = {"train": 3, "valid": 2}  # images of each class

@@ -6,7 +6,7 @@ import torch
 from tutti.data.augment import MovedImages
 from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset
 from tutti.data.digits import digits
-from tutti.data.draws import Draws
+from tutti.data.order import Draws
 from tutti.data.synthetic import synthetic
 
 SPLITS = ("train", "valid")

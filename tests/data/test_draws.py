@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.data.draws import Draws
+from tutti.data.order import Draws
 
 MANY = torch.arange(100_000)
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from conftest import Tutti
 from PIL import Image
-from ranks import run_ranks, train
+from rank_jobs import run_ranks, train
 
 from tutti.config.plan import Plan
-from tutti.data.image_crops import centre_view, crop_view, shift_view, take_picture
-from tutti.data.image_tree import MEAN, STD, image_tree
+from tutti.data.image_tree import MEAN, STD, centre_view, crop_view, image_tree, shift_view, take_picture
 from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.make_images import make_images
 from tutti.data.order import SampleOrder

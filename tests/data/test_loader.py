@@ -14,9 +14,8 @@ import torch
 
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset
-from tutti.data.draws import Draws
 from tutti.data.loader import Loader, RankBatch, evaluation_batches, to_device
-from tutti.data.order import SampleOrder
+from tutti.data.order import Draws, SampleOrder
 from tutti.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data.draws import Draws
 from tutti.data.mnist import MEAN, STD, mnist, read_idx
+from tutti.data.order import Draws
 from tutti.errors import DataError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

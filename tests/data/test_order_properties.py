@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutti.config.plan import Plan
-from tutti.data.draws import Draws
-from tutti.data.order import SampleOrder, evaluation_ids, permutation
+from tutti.data.order import Draws, SampleOrder, evaluation_ids, permutation
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 100_000)

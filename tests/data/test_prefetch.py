@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tutti.data.prefetch import prefetched
+from tutti.data.loader import prefetched
 
 
 def prefetching() -> list[threading.Thread]:

@@ -17,8 +17,8 @@ from tutti.cli.main import main
 from tutti.config.load import resolve
 from tutti.doctor.run import preflight
 from tutti.errors import TuttiError
-from tutti.runtime.discovery import discover
-from tutti.runtime.group import join
+from tutti.ranks.environments import discover
+from tutti.ranks.group import join
 
 
 def be_rank(order: dict[str, Any]) -> None:

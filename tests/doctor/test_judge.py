@@ -6,7 +6,7 @@ import pytest
 
 from tutti.doctor.findings import Finding
 from tutti.doctor.judge import CEILING_BYTES_PER_SECOND, judge, suspects, usual_speed
-from tutti.doctor.sweep import Link, disjoint, plan_rounds
+from tutti.doctor.plan import Link, disjoint, plan_rounds
 
 FAST = 25e6  # bytes a second: 200 Mbit/s
 

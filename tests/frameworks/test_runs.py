@@ -12,7 +12,7 @@ import pytest
 from conftest import Tutti
 from frameworks_names import MODELS, OPTIMIZERS
 from prepared import TENSORFLOW
-from ranks import read_ledger, run_ranks
+from rank_jobs import read_ledger, run_ranks
 
 pytestmark = [
     pytest.mark.ranks,

@@ -48,6 +48,7 @@ def test_every_rank_has_a_log_and_rank_0_the_screen(tutti: Tutti, tmp_path: Path
         dist.init_process_group("gloo")
         print(f"rank {dist.get_rank()} of {dist.get_world_size()} says {sys.argv[1:]}", flush=True)
         os.write(1, b"from below\\n")
+        dist.barrier()  # a rank that leaves early would close connections that others still make
         dist.destroy_process_group()
         atexit.register(print, "at the end", flush=True)
         """,

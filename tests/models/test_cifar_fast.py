@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks, train
+from rank_jobs import run_ranks, train
 from torch import nn
 
 from tutti.data.cifar10 import cifar10

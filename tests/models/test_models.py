@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutti.models.mlp import Mlp
-from tutti.models.mnist import MnistKeras, MnistTorch
-from tutti.models.small_cnn import Quarters, SmallCnn
+from tutti.models.small import Mlp, MnistKeras, MnistTorch, Quarters, SmallCnn
 
 
 def parameters(model: nn.Module) -> int:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import read_losses, run_ranks, train
+from rank_jobs import read_losses, run_ranks, train
 from torch import nn
 
 from tutti.config.framework import check_framework
 from tutti.config.load import resolve_values
 from tutti.errors import ConfigError
-from tutti.optim.lamb import Lamb
-from tutti.optim.lars import Lars
+from tutti.optim.layerwise import Lamb, Lars
 from tutti.optim.optimizers import build_optimizer
 
 pytestmark = pytest.mark.xdist_group("layerwise")

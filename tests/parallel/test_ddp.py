@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from rank_jobs import run_ranks
 from rank_work import swap_with_a_silent_rank
-from ranks import run_ranks
 
 from tutti.errors import DeadlineError
 

@@ -1,8 +1,8 @@
 """Means through memory that the ranks of a host share."""
 
 import pytest
+from rank_jobs import run_ranks
 from rank_work import average_many, average_without_rank_1
-from ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from study_folders import Made, scale_study, sweep_study
 
-from tutti.report.study import read_study
+from tutti.report.study.write import read_study
 from tutti.study.conclusions import conclude
 from tutti.study.definition import Goal, Point, State, StudyFolder
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import Tutti
 from study_folders import Made, scale_study, sweep_study
 
-from tutti.bench.collective_results import Measured, Results
+from tutti.bench.collectives.results import Measured, Results
 from tutti.errors import ConfigError, FolderError
-from tutti.report.study import read_study, write_report
+from tutti.report.study.write import read_study, write_report
 from tutti.study.conclusions import conclude
 from tutti.study.definition import Point
 
@@ -91,7 +91,7 @@ def test_what_was_measured_on_fewer_ranks_is_told_as_such(tmp_path: Path) -> Non
 
 
 def test_the_page_the_chart_and_the_points_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tutti.report.study.draw_charts", lambda charts, folder: folder.mkdir(exist_ok=True))
+    monkeypatch.setattr("tutti.report.study.write.draw_charts", lambda charts, folder: folder.mkdir(exist_ok=True))
     links = measured(tmp_path / "links")
     report = write_report(study(tmp_path / "s", 0.98), collectives=links / "collectives.json")
     page = report.page.read_text()

@@ -16,9 +16,9 @@ from waiting import wait_until
 
 from tutti.errors import FolderError, Interrupted
 from tutti.study.definition import Definition, Goal, State, StudyFolder, read_definition, read_state
-from tutti.study.folders import find_study, held, make_study
+from tutti.study.executors import reason_of
+from tutti.study.folder import find_study, held, make_study
 from tutti.study.outcome import read_outcomes
-from tutti.study.processes import reason_of
 from tutti.study.running import decide, run_study
 from tutti.study.scale import scale_points
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.launch.following import Status
-from tutti.launch.resources import Wishes
-from tutti.launch.schedulers import SCHEDULERS
-from tutti.launch.schedulers.asking import JobState
-from tutti.records.folder import RunFolder
-from tutti.records.jobs import Attempt, JobRecord, read_job
+from tutti.launch.cluster.resources import Wishes
+from tutti.launch.cluster.schedulers import SCHEDULERS
+from tutti.launch.cluster.schedulers.commands import JobState
+from tutti.launch.cluster.status import Status
+from tutti.runs.folder import RunFolder
+from tutti.runs.jobs import Attempt, JobRecord, read_job
 from tutti.study.definition import Definition, Goal, State, StudyFolder, read_state, write_state
-from tutti.study.folders import make_study
+from tutti.study.folder import make_study
 from tutti.study.scale import scale_points
 from tutti.study.submitted import judge, prepare_jobs, submit_missing, write_jobs
 

@@ -10,7 +10,7 @@ from tutti.checkpoint.manifest import Manifest
 from tutti.config.load import load
 from tutti.config.plan import make_plan
 from tutti.errors import CheckpointError, ConfigError, TuttiError
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 from tutti.train.resume import agreed, check_samples
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Tutti, environment
 from prepared import PYTHON
-from ranks import read_ledger, read_losses, run_ranks, train
+from rank_jobs import read_ledger, read_losses, run_ranks, train
 
 VALUES: dict[str, Any] = {
     "recipe": "resume",

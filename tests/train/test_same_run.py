@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import read_ledger, read_losses, run_ranks, train
+from rank_jobs import read_ledger, read_losses, run_ranks, train
 
 from tutti.data.mnist import FILES, find_file, read_idx
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks, train
+from rank_jobs import run_ranks, train
 from torch import nn
 
 from tutti.config.load import resolve, resolve_values
@@ -15,8 +15,8 @@ from tutti.config.schema import SpeedConfig, Where
 from tutti.data.dataset import ArrayDataset
 from tutti.errors import ConfigError
 from tutti.models.unet3d import UNet3d
-from tutti.runtime.device import applies
-from tutti.runtime.discovery import discover
+from tutti.ranks.device import applies
+from tutti.ranks.environments import discover
 from tutti.train.build import Objects, Pieces, build_pieces
 from tutti.train.fit import fit
 from tutti.train.learner import Pass

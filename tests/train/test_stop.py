@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Tutti
-from ranks import read_ledger, read_losses, run_ranks, train
+from rank_jobs import read_ledger, read_losses, run_ranks, train
 
 from tutti.errors import Interrupted, RankLost, TuttiError
 from tutti.train import job

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import read_losses, reserved_port, run_ranks, train
+from rank_jobs import read_losses, reserved_port, run_ranks, train
 
 from tutti.config.load import resolve_values
 from tutti.config.plan import make_plan

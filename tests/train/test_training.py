@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Tutti
-from ranks import run_ranks, train
+from rank_jobs import run_ranks, train
 
 pytestmark = pytest.mark.ranks
 

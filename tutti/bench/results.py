@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import ConfigError
-from tutti.records.files import write_durably
-from tutti.records.json_files import list_in, read_json, to_dataclass
+from tutti.runs.files import list_in, read_json, to_dataclass, write_durably
 
 # Measured one by one, in every trial in this order.
 PHASES = {

@@ -13,8 +13,8 @@ from tutti.config.load import resolve
 from tutti.config.recipes import read_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.records.folder import RunFolder
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
 from tutti.train.check import check_parts
 
 RESULT = "bench.json"

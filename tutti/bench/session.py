@@ -8,12 +8,11 @@ import torch
 
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
-from tutti.records.folder import RunFolder, remove_folder, write_config
-from tutti.records.output import captured_output, log_traceback
-from tutti.records.record import Record
-from tutti.runtime.group import Group
-from tutti.runtime.joining import joined
-from tutti.runtime.placement import Placement
+from tutti.ranks.group import Group, joined
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder, remove_folder, write_config
+from tutti.runs.output import captured_output, log_traceback
+from tutti.runs.record import Record
 from tutti.train.start import begin_record, check_same_code, make_folder
 
 

@@ -17,7 +17,7 @@ from tutti.data.dataset import BatchDataset
 from tutti.data.loader import Loader, RankBatch, to_device
 from tutti.data.order import SampleOrder
 from tutti.parallel.host_memory import HostMemory, share_memory
-from tutti.runtime.device import applies, set_threads
+from tutti.ranks.device import applies, set_threads
 from tutti.train.build import Objects, Pieces, build_pieces, choose_prefetch
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import CheckpointError
-from tutti.records.files import write_durably
-from tutti.records.json_files import read_json, to_dataclass
+from tutti.runs.files import read_json, to_dataclass, write_durably
 
 NAME = "manifest.json"
 FORMAT = 1

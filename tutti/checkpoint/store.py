@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, saved
 from tutti.errors import CheckpointError
-from tutti.records.files import sync_folder, write_durably
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
+from tutti.runs.files import sync_folder, write_durably
 
 _ALMOST_NOTHING = 1 << 16  # bytes
 

@@ -9,9 +9,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tutti.cli.ranks import on_ranks, place
 from tutti.cli.tables import print_table
-from tutti.launch import local
-from tutti.records.folder import RunFolder
-from tutti.runtime.placement import Placement
+from tutti.config.recipes import make_importable
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from tutti.bench.results import Measurement
@@ -23,7 +23,7 @@ def bench(
 ) -> None:
     """Measure a recipe, or variants of it."""
     placement = place(ranks)
-    local.make_importable(recipe)
+    make_importable(recipe)
     from tutti.bench.run import check, read_variants
 
     chosen = read_variants(variants, recipe, overrides)

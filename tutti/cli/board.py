@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from tutti.errors import FolderError, LaunchError
-from tutti.launch.parents import end_with_parent
-from tutti.records.board import FOLDER, find_events, link_events
+from tutti.ranks.process import end_with_parent
+from tutti.runs.tensorboard import FOLDER, find_events, link_events
 
 _FIRST_PORT, _PORTS = 6006, 20
 _START_SECONDS = 120.0

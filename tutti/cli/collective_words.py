@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 
 from tutti.bench import numbers
-from tutti.bench.collective_model import Model, Regime
-from tutti.bench.collective_results import Measured, Results
-from tutti.bench.fit import BUS_FACTORS, FRAME_BYTES, FRAME_PAYLOAD_BYTES, Line, Residual, wire_bits_per_second
-from tutti.bench.message_sizes import show_size
+from tutti.bench.collectives.model import (
+    BUS_FACTORS,
+    FRAME_BYTES,
+    FRAME_PAYLOAD_BYTES,
+    Line,
+    Model,
+    Regime,
+    Residual,
+    wire_bits_per_second,
+)
+from tutti.bench.collectives.results import Measured, Results, show_size
 from tutti.cli.tables import print_table
 
 _TITLES = ("operation", "ranks", "hosts", "size", "time", "lowest", "highest", "bandwidth", "bus")

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tutti.bench.collective_results import OPERATIONS, Results
-from tutti.bench.message_sizes import parse_sizes, show_size
+from tutti.bench.collectives.results import OPERATIONS, Results, parse_sizes, show_size
 from tutti.cli.collective_words import describe, print_points
 from tutti.cli.ranks import is_rank, on_ranks, place
 from tutti.config.load import resolve
 from tutti.errors import ConfigError, LaunchError, nearest
-from tutti.records.folder import RunFolder
-from tutti.records.output import Tee
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
+from tutti.runs.output import Tee
 
 if TYPE_CHECKING:
-    from tutti.bench.collectives import Request
+    from tutti.bench.collectives.measure import Request
     from tutti.bench.session import Session
 
 _CLOCK = "{} read on every rank between trials; the time of a call is the slowest rank's"
@@ -37,13 +36,13 @@ def bench(
     config = resolve("hello", [*overrides, "recipe=collectives"]).config
 
     def work(placement: Placement, folder: RunFolder | None) -> None:
-        from tutti.bench.collectives import Request
+        from tutti.bench.collectives.measure import Request
         from tutti.bench.session import open_session
 
         with open_session("bench", config, placement, folder) as session:
             _measure(session, Request(**asked, trials=trials, seconds=seconds))
 
-    on_ranks("bench", config, _count(ranks), ["tutti.bench.collectives", "tutti.report.collectives"], work)
+    on_ranks("bench", config, _count(ranks), ["tutti.bench.collectives.measure", "tutti.report.collectives"], work)
 
 
 def _parse_operations(text: str | None) -> tuple[str, ...]:
@@ -68,7 +67,7 @@ def _count(ranks: int | None) -> int | None:
 
 
 def _measure(session: "Session", request: "Request") -> None:
-    from tutti.bench.collectives import measure
+    from tutti.bench.collectives.measure import measure
 
     with _progress(session, len(request.sizes)) as tell:
         measured, dropped = measure(session, request, tell)

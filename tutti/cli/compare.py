@@ -5,10 +5,9 @@ from pathlib import Path
 
 from tutti.cli.tables import print_table, show_seconds
 from tutti.errors import ConfigError
-from tutti.records.folder import RunFolder
-from tutti.records.names import find_run, name_runs
-from tutti.report.comparison import difference_rows, result_rows
-from tutti.report.runs import RunOutcome, read_run
+from tutti.report.runs import RunOutcome, difference_rows, read_run, result_rows
+from tutti.runs.folder import RunFolder
+from tutti.runs.listing import find_run, name_runs
 
 _FORMATS = (".png", ".svg", ".pdf")
 
@@ -57,7 +56,7 @@ def _check_plot(plot: Path) -> None:
 
 
 def _draw(runs: dict[str, RunOutcome], plot: Path) -> None:
-    from tutti.report.compared_curves import draw_comparison
+    from tutti.report.curves import draw_comparison
 
     try:
         draw_comparison(runs, plot)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from tutti.cli.ranks import place, terminate
 from tutti.config.load import resolve
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
 from tutti.launch import local
-from tutti.launch.failure import describe, leave_note, quote
-from tutti.launch.nursery import keep, open_nursery
-from tutti.launch.parents import end_with_parent
-from tutti.launch.threads import threads_per_rank
-from tutti.records.folder import RunFolder
-from tutti.runtime.placement import Placement
+from tutti.launch.fork_server import keep, open_nursery
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.failures import NOTES_VARIABLE, describe, leave_note, quote
+from tutti.ranks.placement import Placement
+from tutti.ranks.process import end_with_parent
+from tutti.runs.folder import RunFolder
 
 _RECORD = "doctor.json"
 
@@ -44,7 +45,7 @@ def _read(recipe: str | None, overrides: list[str]) -> tuple[RunConfig | None, P
     """What a recipe or a run folder says, and the folder that all hosts should share."""
     if recipe is None:
         return None, Path("runs")
-    local.make_importable(recipe)
+    make_importable(recipe)
     folder = RunFolder(Path(recipe))
     if folder.config.is_file():
         return resolve(str(folder.config), overrides).config, folder.path
@@ -106,7 +107,7 @@ def _examine(placement: Placement, config: RunConfig | None, folder: Path, recor
 def _tell(placement: Placement, error: BaseException, exit_code: int, said: bool) -> int:
     """Tell the launcher that started this rank, or whoever looks at the screen."""
     failure = describe(placement.rank, error, exit_code, said)
-    if notes := os.environ.get(local.NOTES_VARIABLE):
+    if notes := os.environ.get(NOTES_VARIABLE):
         leave_note(Path(notes), failure)
     if said and local.FOLDER_VARIABLE not in os.environ:  # its launcher would say it again
         print(f"error: {failure.text}", file=sys.stderr)

@@ -14,19 +14,19 @@ import tutti
 from tutti.cli.ranks import finish
 from tutti.cli.train import begun_run, check
 from tutti.config.load import resolve
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
 from tutti.launch import local
-from tutti.launch.elastic import Lead, Terms
-from tutti.launch.member import Member, Offer, reach
-from tutti.launch.reception import Reception
-from tutti.launch.rounds import usable_ranks
-from tutti.launch.wire import listen
-from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.records.runs import read_state
-from tutti.runtime.discovery import discover
-from tutti.runtime.door import find_store, open_door
-from tutti.runtime.placement import Placement
+from tutti.launch.elastic.leader import Lead, Terms
+from tutti.launch.elastic.member import Member, Offer, reach
+from tutti.launch.elastic.messages import Reception, listen
+from tutti.launch.elastic.rounds import usable_ranks
+from tutti.ranks.environments import discover
+from tutti.ranks.placement import Placement
+from tutti.ranks.rendezvous import find_store, open_door
+from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
+from tutti.runs.listing import read_state
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _OF_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")  # who started this launcher did not start its ranks
@@ -52,7 +52,7 @@ def train(recipe: str, overrides: list[str], asked: Asked) -> None:
     if asked.ranks is not None:
         local.check_ranks(asked.ranks)
     placement = discover(os.environ)
-    local.make_importable(recipe)
+    make_importable(recipe)
     folder = RunFolder(Path(recipe)) if (Path(recipe) / "config.yaml").is_file() else None
     config = resolve(str(folder.config) if folder else recipe, overrides).config
     for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from tutti.cli.tables import print_table
 from tutti.errors import FolderError
-from tutti.launch import following
-from tutti.launch.following import Status, choose, look, output_files
-from tutti.launch.resources import show_time
-from tutti.records.jobs import Attempt, describe, find_jobs
-from tutti.records.screen import show_number
+from tutti.launch.cluster.resources import show_time
+from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, look, output_files
+from tutti.runs.jobs import Attempt, describe, find_jobs
+from tutti.runs.screen import show_number
 
 
 def status(folder: Path | None, out: Path) -> None:
@@ -30,7 +29,7 @@ def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None
     run = choose(folder, out)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
-            for text in following.follow(run, rank):
+            for text in follow_output(run, rank):
                 print(text, end="", flush=True)
         return
     files = output_files(run, rank)
@@ -44,7 +43,7 @@ def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None
 
 def cancel(folder: Path, out: Path) -> None:
     """Ask the scheduler to end a job."""
-    job, asked = following.cancel(choose(folder, out))
+    job, asked = cancel_job(choose(folder, out))
     name = f"{job.scheduler} job {job.ids[-1] if job.ids else '?'}"
     if asked:
         print(f"{name}: asked to save and end. Look at it with: tutti status {folder}; asked again, it ends at once.")

@@ -418,7 +418,7 @@ def submit(
 ) -> None:
     """Submit a recipe to a cluster; it is started again at the end of its time until it is complete."""
     from tutti.cli import submit as command
-    from tutti.launch.resources import Wishes
+    from tutti.launch.cluster.resources import Wishes
 
     wishes = Wishes(
         nodes=nodes,

@@ -2,14 +2,14 @@
 
 import os
 
-from tutti.bench.profile_steps import DEFAULT_STEPS, Asked, parse_steps
+from tutti.bench.trace.steps import DEFAULT_STEPS, Asked, parse_steps
 from tutti.cli.ranks import is_rank, on_ranks, place
 from tutti.config.load import resolve
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.launch import local
-from tutti.records.folder import RunFolder
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
 
 
 def profile(
@@ -24,18 +24,18 @@ def profile(
         profile_script(recipe, overrides, ranks)
         return
     asked = Asked(*parse_steps(DEFAULT_STEPS if steps is None else steps), memory, stacks)
-    local.make_importable(recipe)
+    make_importable(recipe)
     config = resolve(recipe, overrides).config
     _check_framework(config, ["tutti train", recipe, *overrides], asked)
     if not is_rank(place(ranks)):
         _check_end(config, ranks or 1, asked)
 
     def work(placement: Placement, folder: RunFolder | None) -> None:
-        from tutti.bench.profile import profile_rank
+        from tutti.bench.trace.profile import profile_rank
 
         profile_rank(config, asked, placement, folder)
 
-    on_ranks("profile", config, ranks, ["tutti.bench.profile"], work)
+    on_ranks("profile", config, ranks, ["tutti.bench.trace.profile"], work)
 
 
 def _check_framework(config: RunConfig, words: list[str], asked: Asked) -> None:

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from tutti.bench.trace_horovod import read_tensors, read_timeline, write_horovod_summary
+from tutti.bench.trace.horovod import read_tensors, read_timeline, write_horovod_summary
 from tutti.cli.ranks import as_rank, finish, is_rank, place
 from tutti.errors import ConfigError
 from tutti.launch import local
-from tutti.records.files import write_durably
-from tutti.records.folder import RunFolder, check_writable, create_folder
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.runs.files import write_durably
+from tutti.runs.folder import RunFolder, check_writable, create_folder
 
 _OUT = "runs"
 _VARIABLE = "HOROVOD_TIMELINE"
@@ -17,7 +17,7 @@ _VARIABLE = "HOROVOD_TIMELINE"
 
 def profile_script(script: str, arguments: list[str], ranks: int | None) -> None:
     """Run a script as `tutti run` does, and tell what its timeline shows."""
-    from tutti.runtime.script import check_script
+    from tutti.ranks.script import check_script
 
     placement = place(ranks)
     check_script(script)
@@ -33,7 +33,7 @@ def profile_script(script: str, arguments: list[str], ranks: int | None) -> None
 
 def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> None:
     """As one of the ranks that mpirun or srun has started; rank 0 has the timeline."""
-    from tutti.runtime.script import run_script
+    from tutti.ranks.script import run_script
 
     folder = _open_folder(script, placement.world_size) if placement.rank == 0 else None
     run_script(script, arguments, placement, folder)
@@ -59,7 +59,7 @@ def _tell(script: str, folder: RunFolder, ranks: int) -> None:
     if not tensors:
         raise ConfigError(
             f"{script} left no operation in a timeline: expected a script that calls hvd.init() and operations of "
-            f"horovod or tutti.hvd. What it printed is in {folder.logs}."
+            f"horovod or tutti.horovod. What it printed is in {folder.logs}."
         )
     text = write_horovod_summary(f"{script} on {ranks} rank(s)", tensors)
     write_durably(folder.path / "summary.txt", text)

@@ -12,14 +12,14 @@ from typing import Any
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, LaunchError, TuttiError
 from tutti.launch import local
-from tutti.launch.failure import Failure, describe, leave_note, quote
-from tutti.launch.nursery import keep, open_nursery
-from tutti.launch.parents import end_with_parent
-from tutti.launch.threads import threads_per_rank
-from tutti.records.folder import RunFolder, check_writable, create_folder
-from tutti.records.record import Record
-from tutti.runtime.discovery import discover
-from tutti.runtime.placement import Placement
+from tutti.launch.fork_server import keep, open_nursery
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.environments import discover
+from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, quote
+from tutti.ranks.placement import Placement
+from tutti.ranks.process import end_with_parent
+from tutti.runs.folder import RunFolder, check_writable, create_folder
+from tutti.runs.record import Record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
 
@@ -70,7 +70,7 @@ def on_ranks(
     assert ranks is not None
     open_nursery(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
     check_writable(config.out)
-    from tutti.runtime.device import check_gpus
+    from tutti.ranks.device import check_gpus
 
     check_gpus(config.runtime, ranks)
     folder = create_folder(config.out, f"{kind}/{config.recipe}", ranks)
@@ -83,7 +83,7 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, terminate)
     try:
         outcome = work()  # kept to the end: what is freed may wait for threads
-        if local.NOTES_VARIABLE in os.environ and not keep(outcome):
+        if NOTES_VARIABLE in os.environ and not keep(outcome):
             _leave(0)
         del outcome
     except TuttiError as error:
@@ -97,7 +97,7 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
 
 def _tell(failure: Failure, silent: bool = False) -> None:
     """Tell the launcher that started this rank, or whoever looks at the screen; then end."""
-    notes = os.environ.get(local.NOTES_VARIABLE)
+    notes = os.environ.get(NOTES_VARIABLE)
     who = f"rank {failure.rank} on host {failure.host}"
     if notes:
         leave_note(Path(notes), failure)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tutti.report.study import write_report
+from tutti.report.study.write import write_report
 
 
 def report(folder: Path, compare: Path | None, out: Path | None, collectives: Path | None) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tutti.cli.tables import print_table, show_seconds
 from tutti.errors import ConfigError, FolderError, nearest
-from tutti.records.runs import RunSummary, find_runs
-from tutti.records.screen import show_number
+from tutti.runs.listing import RunSummary, find_runs
+from tutti.runs.screen import show_number
 
 _TITLES = ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "batch", "time", "run folder")
 _ORDERS: dict[str, Callable[[RunSummary], str | float | None]] = {

@@ -9,10 +9,10 @@ from rich.text import Text
 from tutti.config import parts
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import Plan, make_plan
-from tutti.config.recipes import built_in
+from tutti.config.recipes import built_in, make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.launch.local import check_ranks, make_importable
+from tutti.launch.local import check_ranks
 from tutti.optim.schedule import Schedule, make_schedule
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from tutti.cli.ranks import terminate
 from tutti.cli.study_progress import Shown
 from tutti.cli.study_table import show_study
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, Interrupted
 from tutti.launch import local
-from tutti.launch.resources import Wishes
-from tutti.records.record import now, versions
+from tutti.launch.cluster.resources import Wishes
+from tutti.runs.record import now, versions
 from tutti.study.checking import Checked
 from tutti.study.definition import Definition, Goal, Kind, Mode, StudyFolder, read_definition, read_state
 from tutti.study.executors import Executor, Local, check_at_once, check_room, choose_executor
-from tutti.study.folders import find_study, held, make_study
+from tutti.study.folder import find_study, held, make_study
 from tutti.study.goals import describe
 from tutti.study.running import run_study
 from tutti.study.submitted import look_at_jobs, prepare_jobs, submit_missing, write_jobs
@@ -77,7 +78,7 @@ def resume(given: str, kind: Kind, where: Where, retry: bool) -> None:
     definition = read_definition(folder)
     if definition.kind != kind:
         raise ConfigError(f"{folder.path} is a study of tutti {definition.kind}: go on with tutti {definition.kind}.")
-    local.make_importable(definition.recipe)
+    make_importable(definition.recipe)
     print(f"{kind} study of {definition.recipe}: {_describe(definition)}\nstudy folder: {folder.path}", flush=True)
     with held(folder):
         if definition.on is not None:
@@ -96,7 +97,7 @@ def recipe_of(recipe: str | None, retry: bool, example: str) -> str:
         raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
     if recipe is None:
         raise ConfigError(f"no recipe is given: expected {example}.")
-    local.make_importable(recipe)
+    make_importable(recipe)
     return recipe
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tutti.records.screen import show_number
+from tutti.runs.screen import show_number
 from tutti.study import numbers
 from tutti.study.definition import Definition, Point, State, StudyFolder
 from tutti.study.outcome import read_outcomes

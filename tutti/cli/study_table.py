@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from tutti.cli.tables import print_table
-from tutti.records.screen import show_number
+from tutti.runs.screen import show_number
 from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting, analyse
 from tutti.study.definition import Definition, StudyFolder, read_state
@@ -31,7 +31,7 @@ def _report(folder: StudyFolder, states: set[str]) -> str:
     """The page of a study that has ended; the command that makes one before."""
     if "finished" not in states or not states <= {"finished", "failed"}:
         return f"tutti report {folder.path}"
-    from tutti.report.study import write_report
+    from tutti.report.study.write import write_report
 
     written = write_report(folder.path)
     print("\n".join(["", *written.conclusions, ""]))

@@ -5,11 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from tutti.launch.requeue import begin, ended_early, finish, start_again
-from tutti.launch.resources import Wishes, show_time
-from tutti.launch.submission import hand_in, prepare
-from tutti.records.folder import RunFolder
-from tutti.records.jobs import describe
+from tutti.launch.cluster.requeue import begin, ended_early, finish, start_again
+from tutti.launch.cluster.resources import Wishes, show_time
+from tutti.launch.cluster.submission import hand_in, prepare
+from tutti.runs.folder import RunFolder
+from tutti.runs.jobs import describe
 
 
 def submit(

@@ -8,21 +8,22 @@ from tutti.checkpoint.manifest import find_latest
 from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError
 from tutti.launch import local
-from tutti.launch.nursery import open_nursery
-from tutti.launch.parents import end_with_parent
-from tutti.launch.threads import threads_per_rank
-from tutti.records.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.records.runs import find_runs, read_state
-from tutti.runtime.placement import Placement
+from tutti.launch.fork_server import open_nursery
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.placement import Placement
+from tutti.ranks.process import end_with_parent
+from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
+from tutti.runs.listing import find_runs, read_state
 
 
 def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool = False) -> None:
     """Train a recipe on ranks started here, or as one of those already started."""
     placement = place(ranks)
-    local.make_importable(recipe)
+    make_importable(recipe)
     folder, checkpoint = None, None
     if (Path(recipe) / "config.yaml").is_file():
         folder, checkpoint = begun_run(Path(recipe), resume)
@@ -58,7 +59,7 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
 
 def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     """Run a script on ranks started here, or as one of those already started."""
-    from tutti.runtime.script import check_script, run_script
+    from tutti.ranks.script import check_script, run_script
 
     placement = place(ranks)
     check_script(script)
@@ -151,7 +152,7 @@ def _needs(config: RunConfig) -> list[str]:
 def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
     """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
     if config.framework == "torch":
-        from tutti.runtime.device import check_gpus
+        from tutti.ranks.device import check_gpus
         from tutti.train.check import check_parts
 
         check_gpus(config.runtime, here or ranks)

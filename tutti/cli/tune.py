@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tutti.bench.ladder import ALLOWED, Rung
-from tutti.bench.tuned_recipe import check_target
+from tutti.bench.tune import check_target
 from tutti.cli.bench import Shown
 from tutti.cli.ranks import is_rank, on_ranks, place
 from tutti.cli.tables import print_table
 from tutti.config.load import resolve
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, nearest
-from tutti.launch import local
-from tutti.records.folder import RunFolder
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
 from tutti.train.check import check_parts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def tune(
 ) -> None:
     """Tune a recipe."""
     placement = place(ranks)
-    local.make_importable(recipe)
+    make_importable(recipe)
     config = resolve(recipe, overrides).config
     _check(config, minutes, allow)
     if not is_rank(placement):

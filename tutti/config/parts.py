@@ -52,8 +52,8 @@ class UserPart(Part):
 class Mlp(Part):
     """Fully connected layers with optional dropout and batch norm."""
 
-    target = "tutti.models.mlp:Mlp"
-    keras_target = "tutti.frameworks.models.mlp:mlp"
+    target = "tutti.models.small:Mlp"
+    keras_target = "tutti.frameworks.models.small:mlp"
     name: Literal["mlp"] = "mlp"
     hidden: tuple[Count, ...] = (128, 64)
     dropout: Fraction = 0.0
@@ -63,8 +63,8 @@ class Mlp(Part):
 class SmallCnn(Part):
     """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
 
-    target = "tutti.models.small_cnn:SmallCnn"
-    keras_target = "tutti.frameworks.models.small_cnn:small_cnn"
+    target = "tutti.models.small:SmallCnn"
+    keras_target = "tutti.frameworks.models.small:small_cnn"
     name: Literal["small_cnn"] = "small_cnn"
     width: Count = 32
     dropout: Fraction = 0.2
@@ -74,16 +74,16 @@ class SmallCnn(Part):
 class MnistTorch(Part):
     """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
 
-    target = "tutti.models.mnist:MnistTorch"
-    keras_target = "tutti.frameworks.models.mnist:mnist_torch"
+    target = "tutti.models.small:MnistTorch"
+    keras_target = "tutti.frameworks.models.small:mnist_torch"
     name: Literal["mnist_torch"] = "mnist_torch"
 
 
 class MnistKeras(Part):
     """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
 
-    target = "tutti.models.mnist:MnistKeras"
-    keras_target = "tutti.frameworks.models.mnist:mnist_keras"
+    target = "tutti.models.small:MnistKeras"
+    keras_target = "tutti.frameworks.models.small:mnist_keras"
     name: Literal["mnist_keras"] = "mnist_keras"
 
 
@@ -337,7 +337,7 @@ class AdamW(Adam):
 class Lars(Optimizer):
     """LARS: momentum with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.lars:Lars"
+    target = "tutti.optim.layerwise:Lars"
     name: Literal["lars"] = "lars"
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 5e-4
@@ -347,7 +347,7 @@ class Lars(Optimizer):
 class Lamb(Optimizer):
     """LAMB: Adam's direction with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.lamb:Lamb"
+    target = "tutti.optim.layerwise:Lamb"
     name: Literal["lamb"] = "lamb"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-6
@@ -362,7 +362,7 @@ class CrossEntropy(Part):
     """Cross entropy of class scores, with optional label smoothing."""
 
     target = "torch.nn:CrossEntropyLoss"
-    keras_target = "tutti.frameworks.losses:cross_entropy"
+    keras_target = "tutti.frameworks.network:cross_entropy"
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Fraction = 0.0
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from os.path import isfile  # Path.is_file raises OSError for a name that is too long
 from pathlib import Path
@@ -167,3 +168,12 @@ def expand(text: str, where: str) -> str:
         return found
 
     return _VARIABLE.sub(value, text)
+
+
+def make_importable(recipe: str) -> None:
+    """Have module:object names found in this folder and beside the recipe, here and on the ranks started here."""
+    for folder in (Path.cwd(), Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+            known = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else str(folder)

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tutti.data.draws import Draws
+from tutti.data.order import Draws
 
 Fill = Literal["zero", "edge", "reflect"]
 Flip = bool | Literal["alternate"]

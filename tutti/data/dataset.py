@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tutti.data.augment import Fill, Flip, MovedImages
-from tutti.data.draws import Draws
+from tutti.data.order import Draws
 from tutti.errors import DataError
 
 _IGNORED = -100  # the label of what cross entropy leaves out

@@ -1,7 +1,9 @@
-"""Batches for a rank: gathered whole from memory or sample by sample, made ready ahead of the step."""
+"""Batches for a rank: gathered whole from memory or sample by sample, prepared ahead of the step."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +12,48 @@ import torch
 
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset, check_batch
-from tutti.data.draws import Draws
-from tutti.data.order import SampleOrder, evaluation_ids
-from tutti.data.prefetch import prefetched
+from tutti.data.order import Draws, SampleOrder, evaluation_ids
 from tutti.data.samples import Made, Share, collated_samples, note_skipped
 from tutti.errors import ConfigError
+
+
+def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
+    """The same items, up to `depth` of them made ahead by a thread."""
+    if depth == 0:
+        yield from items
+        return
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()  # (item, None), or (None, what ended the thread)
+    room: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True for each item that may be made, False to stop
+    for _ in range(depth):
+        room.put(True)
+
+    def work() -> None:
+        end: BaseException = StopIteration()
+        try:
+            while room.get():
+                ready.put((next(items), None))
+        except BaseException as error:  # raised again where the item is taken
+            end = error
+        finally:
+            if isinstance(items, Generator):
+                items.close()  # in this thread, which has started what the items come from
+        ready.put((None, end))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, end = ready.get()
+            if isinstance(end, StopIteration):
+                return
+            if end is not None:
+                raise end
+            room.put(True)
+            yield item
+    finally:
+        room.put(False)
+        thread.join()
+
 
 Pair = tuple[Any, Any]
 Source = Callable[[Iterable[Share]], Iterator[Made]]

@@ -10,9 +10,9 @@ import torch
 
 from tutti.data.dataset import SampleDataset, check_batch
 from tutti.errors import TuttiError
-from tutti.launch.parents import end_with_parent
-from tutti.runtime.group import let_go_of_tensors
-from tutti.runtime.seeds import mix
+from tutti.ranks.group import let_go_of_tensors
+from tutti.ranks.process import end_with_parent
+from tutti.ranks.seeds import mix
 
 Share = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tutti.config.run import RunConfig
 from tutti.doctor.sources import OWN_FOLDER, data_paths, own_code, state_of, user_code
-from tutti.launch.threads import threads_per_rank
-from tutti.runtime.placement import Placement
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.placement import Placement
 
 PACKAGES = ("torch", "numpy", "tutti")
 # Settings that have to be the same everywhere; of CUDA's, those which show each rank its own GPU may differ.

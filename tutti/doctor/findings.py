@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tutti.launch.topology import format_list
+from tutti.ranks.cores import format_list
 
 _MOST_NAMES = 8
 

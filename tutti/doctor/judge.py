@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, median_high
 
 from tutti.doctor.findings import Finding, fault, format_seconds, format_speed, name_hosts, warning
-from tutti.doctor.sweep import Link
+from tutti.doctor.plan import Link
 
 WARNING_FACTOR = 2.0  # a link slower than the usual one by this is a warning,
 FAULT_FACTOR = 3.0  # and by this a fault

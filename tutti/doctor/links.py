@@ -2,15 +2,41 @@
 
 import contextlib
 import hmac
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
-from tutti.doctor.plan import Place
-from tutti.doctor.sweep import Link
+from tutti.doctor.exchange import Exchange
+from tutti.doctor.plan import Link, Place
+from tutti.ranks.interfaces import interface_towards, interfaces, source_towards
+from tutti.ranks.placement import Placement
+
+_LOOPBACK = "lo"
+
+
+def own_address(placement: Placement, exchange: Exchange, seconds: float) -> tuple[str, str]:
+    """What GLOO_SOCKET_IFNAME says; else on the way to the first host, and there on the way to another.
+
+    Every rank enters. An address that is not there is empty.
+    """
+    several = placement.world_size > placement.local_size
+    own = None
+    if several and placement.address:
+        with suppress(OSError):  # the name is not known here: the links will tell
+            own = source_towards(placement.address)
+    exchange.tell_any("elsewhere", own, placement.world_size)
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if not name and several:
+        other = placement.address if own else exchange.take("elsewhere", seconds)
+        name = interface_towards(other) if other else None
+    name = name or _LOOPBACK
+    return next(iter(interfaces().get(name, [])), ""), name
+
 
 CONNECT_SECONDS = 3.0
 STALL_SECONDS = 4.0

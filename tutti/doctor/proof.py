@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from tutti.doctor.exchange import Exchange
 from tutti.doctor.findings import Finding, fault, name_ranks
-from tutti.doctor.sweep import Link
-from tutti.runtime.group import let_go_of_tensors
-from tutti.runtime.placement import Placement
+from tutti.doctor.plan import Link
+from tutti.ranks.group import let_go_of_tensors
+from tutti.ranks.placement import Placement
 
 PROOF_SECONDS = 30.0
 _SMALL, _LARGE, _LEAST = 8, 8_000_000, 250_000

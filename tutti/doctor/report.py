@@ -12,9 +12,9 @@ from rich.table import Table
 
 from tutti.doctor.facts import Facts
 from tutti.doctor.findings import Finding, count, format_bytes, format_seconds, format_speed
-from tutti.doctor.sweep import Link
-from tutti.launch.topology import format_list
-from tutti.records.files import write_durably
+from tutti.doctor.plan import Link
+from tutti.ranks.cores import format_list
+from tutti.runs.files import write_durably
 
 _MOST_ROWS = 40
 _LEAST_WIDTH = 120

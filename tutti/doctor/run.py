@@ -16,16 +16,15 @@ from tutti.doctor.compare import compare, disagreements
 from tutti.doctor.exchange import Exchange
 from tutti.doctor.facts import Facts, find_facts, fingerprint
 from tutti.doctor.findings import Finding, fault, name_ranks
-from tutti.doctor.interface import own_address
-from tutti.doctor.links import Server
-from tutti.doctor.measuring import follow_tests, lead_tests
+from tutti.doctor.hosts import follow_tests, lead_tests
+from tutti.doctor.links import Server, own_address
 from tutti.doctor.plan import Plan, check_addresses, make_plan, name_hosts_apart
 from tutti.doctor.proof import PROOF_SECONDS, all_reduce, choose_bytes, lead_proof
 from tutti.doctor.report import Report, write_record
 from tutti.doctor.shared_folder import nearest_folder
 from tutti.errors import LaunchError
-from tutti.runtime.meeting import meet
-from tutti.runtime.placement import Placement
+from tutti.ranks.placement import Placement
+from tutti.ranks.store import meet
 
 __all__ = ["disagreements", "examine", "fingerprint", "preflight"]
 

@@ -19,12 +19,12 @@ from tutti.frameworks.feed import CPU
 from tutti.frameworks.job import Job
 from tutti.frameworks.network import Network
 from tutti.optim.schedule import Schedule, make_schedule
-from tutti.records.folder import RunFolder
-from tutti.records.journal import Journal, rewind
-from tutti.records.screen import Screen
-from tutti.runtime.group import Group
-from tutti.runtime.placement import Placement
-from tutti.runtime.watch import Watch
+from tutti.ranks.group import Group
+from tutti.ranks.hang_detection import Watch
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
+from tutti.runs.journal import Journal, rewind
+from tutti.runs.screen import Screen
 from tutti.train.check import check_best
 from tutti.train.resume import agreed, check_samples, verified_on_first
 

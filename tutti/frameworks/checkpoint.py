@@ -12,10 +12,10 @@ import numpy as np
 from tutti.checkpoint.manifest import Manifest, file_sum, folder_name
 from tutti.checkpoint.store import full_disk, publish, reason
 from tutti.errors import CheckpointError
+from tutti.frameworks.machine import quiet_import
 from tutti.frameworks.network import Network
-from tutti.frameworks.quiet import quiet_import
-from tutti.records.files import sync_folder
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
+from tutti.runs.files import sync_folder
 
 MODEL, OPTIMIZER = "model.keras", "optimizer.npz"
 

@@ -11,7 +11,7 @@ import torch
 from tutti.data.loader import Loader, RankBatch, evaluation_batches
 from tutti.data.order import evaluation_ids
 from tutti.errors import TuttiError
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 from tutti.train.clock import Clock
 
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from tutti.frameworks.job import Job
-from tutti.hvd.keras import backends
+from tutti.horovod.keras import backends
 
 
 class BetweenSteps(keras.callbacks.Callback):

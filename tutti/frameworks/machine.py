@@ -1,14 +1,31 @@
 """Keras on its backend, with the threads, the GPU, the precision and the seed of this rank."""
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 
 from tutti.config.framework import check_installed, keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, LaunchError
-from tutti.frameworks.quiet import quiet_import
-from tutti.runtime.device import choose_device, set_determinism, set_threads
-from tutti.runtime.joining import Machine
-from tutti.runtime.placement import Placement
+from tutti.ranks.device import choose_device, set_determinism, set_threads
+from tutti.ranks.group import Machine
+from tutti.ranks.placement import Placement
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Around what imports TensorFlow, some of Keras' functions on any backend: standard error goes nowhere."""
+    sys.stderr.flush()
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
+
 
 _POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
@@ -41,7 +58,7 @@ def _use_tensorflow(config: RunConfig, placement: Placement, threads: int) -> tu
     with quiet_import():
         import tensorflow as tf
 
-        import tutti.hvd.tensorflow  # noqa: F401  # has TensorFlow make more threads, some of which wait for other ranks
+        import tutti.horovod.tensorflow  # noqa: F401  # has TensorFlow make more threads, some of which wait for other ranks
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()

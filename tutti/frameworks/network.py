@@ -1,4 +1,4 @@
-"""A Keras model with its loss, its metrics and its optimizer, and what a run asks of them, on any backend."""
+"""A Keras model with its loss, its metrics and its optimizer, and what a run needs of them, on any backend."""
 
 import random
 from collections.abc import Iterator
@@ -11,8 +11,30 @@ import torch
 from tutti.config import parts
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
-from tutti.runtime.group import Group
-from tutti.runtime.seeds import mix
+from tutti.ranks.group import Group
+from tutti.ranks.seeds import mix
+
+
+def cross_entropy(label_smoothing: float = 0.0) -> keras.losses.Loss:
+    """The mean cross entropy of class scores, with labels as numbers of classes."""
+    if not label_smoothing:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return SmoothedCrossEntropy(label_smoothing)
+
+
+class SmoothedCrossEntropy(keras.losses.Loss):
+    """Cross entropy with a share of each label spread over all classes."""
+
+    def __init__(self, label_smoothing: float) -> None:
+        super().__init__(name="smoothed_cross_entropy")
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        wanted = keras.ops.one_hot(keras.ops.cast(y_true, "int32"), y_pred.shape[-1])
+        return keras.losses.categorical_crossentropy(
+            wanted, y_pred, from_logits=True, label_smoothing=self.label_smoothing
+        )
+
 
 Arrays = tuple[np.ndarray, np.ndarray]  # inputs with channels innermost, and labels
 _METRICS = {
@@ -135,7 +157,7 @@ def _build_optimizer(config: RunConfig) -> Any:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     if config.framework == "tensorflow":
         return optimizer  # the tape averages the gradients
-    from tutti.hvd.keras import DistributedOptimizer
+    from tutti.horovod.keras import DistributedOptimizer
 
     return DistributedOptimizer(optimizer)  # outside: whether gradients are finite is then asked of their mean
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from tutti.config.schema import RuntimeConfig
-from tutti.hvd import basics
-from tutti.hvd.torch import ops
-from tutti.hvd.torch.collectives import Sum, allreduce_
-from tutti.hvd.torch.functions import allgather_object, broadcast_object
-from tutti.runtime.group import Group
-from tutti.runtime.placement import Placement
+from tutti.horovod import basics
+from tutti.horovod.torch import ops
+from tutti.horovod.torch.collectives import Sum, allreduce_
+from tutti.horovod.torch.functions import allgather_object, broadcast_object
+from tutti.ranks.group import Group
+from tutti.ranks.placement import Placement
 
 
 class EngineGroup(Group):

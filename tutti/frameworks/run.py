@@ -11,11 +11,11 @@ from tutti.errors import TuttiError
 from tutti.frameworks.check import check_parts
 from tutti.frameworks.machine import prepare
 from tutti.frameworks.ranks import join
-from tutti.records.folder import RunFolder, check_writable
-from tutti.runtime.device import bind_rank
-from tutti.runtime.joining import Machine
-from tutti.runtime.placement import Placement
-from tutti.runtime.watch import Watch
+from tutti.ranks.device import bind_rank
+from tutti.ranks.group import Machine
+from tutti.ranks.hang_detection import Watch
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder, check_writable
 from tutti.train.life import live
 from tutti.train.start import check_same_code
 

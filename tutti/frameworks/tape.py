@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-import tutti.hvd.tensorflow as hvd
+import tutti.horovod.tensorflow as hvd
 from tutti.frameworks.job import Job
 
 

@@ -1,4 +1,4 @@
-"""The hosts of a job: how they are written down, which of them is this machine, and where their ranks go."""
+"""The hosts of a job: how they are written, which of them is this machine, and which ranks they get."""
 
 import re
 import socket

@@ -13,15 +13,13 @@ from pathlib import Path
 from types import FrameType
 
 from tutti.errors import Interrupted, LaunchError
-from tutti.launch.failure import Failure, first_cause, from_exit_code, read_notes
-from tutti.launch.importable import make_importable as make_importable
-from tutti.launch.nursery import be_rank
-from tutti.launch.threads import threads_per_rank
-from tutti.records.folder import RunFolder
+from tutti.launch.fork_server import be_rank
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
+from tutti.runs.folder import RunFolder
 
 FOLDER_VARIABLE = "TUTTI_RUN_FOLDER"  # tells a rank that tutti started it, and where its run folder is
 LINE_VARIABLE = "TUTTI_LAUNCH_LINE"
-NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # where a rank leaves word of its failure
 
 
 def check_ranks(count: int) -> None:

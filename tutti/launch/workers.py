@@ -1,20 +1,23 @@
-"""One rank of a job over hosts: a process here, or one on another host by ssh, that ends with its launcher."""
+"""One rank of a job over hosts: a process on this host, or on another by ssh, that ends with its launcher."""
 
 import base64
 import os
+import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from tutti.errors import LaunchError
-from tutti.launch.hosts import is_local
+from tutti.launch.hosts import Slot, is_local, own_address
 from tutti.launch.output import RankOutput
 
 GRACE_SECONDS = 5  # from SIGTERM to SIGKILL
@@ -231,3 +234,94 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
+
+
+# What another launcher has told this process about itself is not true of the ranks started here.
+_OF_ANOTHER_LAUNCHER = re.compile(
+    r"OMPI_COMM_WORLD_.*|PMI_.*|PMIX_.*|MPI_LOCAL.*|PALS_.*|TORCHELASTIC_.*|TUTTI_RUN_FOLDER|TUTTI_FAILURE_NOTES"
+)
+
+
+def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment that says nothing about ranks."""
+    return {name: value for name, value in environment.items() if not _OF_ANOTHER_LAUNCHER.fullmatch(name)}
+
+
+def rank_environment(slot: Slot, address: str, port: int, interfaces: Sequence[str] = ()) -> dict[str, str]:
+    """What one rank is told: who it is, and where rank 0 holds the store."""
+    told = {
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        "HOROVOD_CROSS_RANK": slot.cross_rank,
+        "HOROVOD_CROSS_SIZE": slot.cross_size,
+        "HOROVOD_HOSTNAME": slot.host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "RANK": slot.rank,
+        "WORLD_SIZE": slot.size,
+        "LOCAL_RANK": slot.local_rank,
+        "LOCAL_WORLD_SIZE": slot.local_size,
+        "GROUP_RANK": slot.node_rank,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "PYTHONUNBUFFERED": 1,
+    }
+    return {name: str(value) for name, value in told.items()} | interface_environment(interfaces)
+
+
+def interface_environment(interfaces: Sequence[str]) -> dict[str, str]:
+    """The network interfaces for Gloo and NCCL, where the user has chosen them."""
+    if not interfaces:
+        return {}
+    every = ",".join(interfaces)
+    return {"HOROVOD_GLOO_IFACE": interfaces[0], "GLOO_SOCKET_IFNAME": every, "NCCL_SOCKET_IFNAME": every}
+
+
+_PORTS = range(15_000, 31_000)  # below those that the system hands out
+_PROBE = f"""
+import random, socket
+for port in random.sample(range({_PORTS.start}, {_PORTS.stop}), 100):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            continue
+        print("free port", port)
+        break
+"""
+
+
+def check_hosts(hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str]) -> None:
+    """Refuse hosts that ssh does not reach, before anything starts."""
+    others = [host for host in dict.fromkeys(hosts) if not is_local(host)]
+    if others:
+        with ThreadPoolExecutor(min(32, len(others))) as pool:
+            list(pool.map(lambda host: ssh.ask(host, "command -v setsid >/dev/null", environment), others))
+
+
+def meeting_point(
+    hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str], interfaces: Sequence[str] = ()
+) -> tuple[str, int]:
+    """The address and a free port of the first host, where rank 0 holds the store."""
+    first, others = hosts[0], [host for host in hosts if not is_local(host)]
+    if not is_local(first):
+        said = ssh.ask(first, f"for each in python3 python; do $each -c '{_PROBE}' && exit; done; exit 1", environment)
+        return first, int(said.rpartition("free port")[2])
+    interface = interfaces[0] if interfaces else None
+    return own_address(interface, others[0] if others else None), free_port()
+
+
+def free_port() -> int:
+    """A port that nobody listens on here."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError:
+                continue
+    raise LaunchError(f"no free port of 100 tried between {_PORTS.start} and {_PORTS.stop}. End what holds them.")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tutti.config.schema import MOST_DIRECT_BYTES, DdpConfig
 from tutti.parallel.host_memory import HostMemory, share_memory
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 # torch 2.13 gives the option a new name and warns about the old one.

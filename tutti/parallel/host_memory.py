@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tutti.errors import DeadlineError
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 
 class HostMemory:

@@ -10,9 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from tutti.bench.collective_results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results
-from tutti.bench.fit import BUS_FACTORS, fit_line
-from tutti.bench.message_sizes import show_size
+from tutti.bench.collectives.model import BUS_FACTORS, fit_line
+from tutti.bench.collectives.results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results, show_size
 
 # Okabe and Ito's colours, told apart by all eyes, each with a mark of its own.
 _STYLES = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P")]

@@ -1,7 +1,4 @@
-"""What a study is: its points, how far each of them goes, and the folder that holds them.
-
-Light: imports no torch.
-"""
+"""What a study is: its points, how far each of them goes, and the folder that holds them."""
 
 import dataclasses
 import json
@@ -12,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tutti.errors import FolderError
-from tutti.records.files import write_durably
-from tutti.records.folder import RunFolder
-from tutti.records.json_files import read_dataclass, read_json, to_dataclass
+from tutti.runs.files import read_dataclass, read_json, to_dataclass, write_durably
+from tutti.runs.folder import RunFolder
 
 Kind = Literal["scale", "sweep"]
 Mode = Literal["weak", "strong"]

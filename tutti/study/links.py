@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.bench.collective_model import Model, read_models
-from tutti.bench.collective_results import FILE, read_conditions
+from tutti.bench.collectives.model import Model, read_models
+from tutti.bench.collectives.results import FILE, read_conditions
 from tutti.config.schema import MOST_DIRECT_BYTES
 from tutti.errors import ConfigError, FolderError
 from tutti.study.efficiency import ScalePoint, Scaling

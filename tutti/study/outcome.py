@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import FolderError
-from tutti.records.metrics import read_all_events
-from tutti.records.record import read_record
+from tutti.runs.metrics import read_all_events
+from tutti.runs.record import read_record
 from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
 
 _PHASES = {  # of a step, by the share that they are part of

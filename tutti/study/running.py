@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from tutti.errors import Interrupted
-from tutti.records.record import now
-from tutti.records.runs import read_state as read_run_state
+from tutti.runs.listing import read_state as read_run_state
+from tutti.runs.record import now
 from tutti.study.definition import Definition, Goal, Point, State, StudyFolder, read_state, write_state
-from tutti.study.executors import Executor, as_typed, step_environment
-from tutti.study.folders import clear_run
-from tutti.study.processes import end_processes, reason_of, start_process, wait_for_one
+from tutti.study.executors import (
+    Executor,
+    as_typed,
+    end_processes,
+    reason_of,
+    start_process,
+    step_environment,
+    wait_for_one,
+)
+from tutti.study.folder import clear_run
 
 Next = Literal["nothing", "note", "begin", "go on"]
 LOG = "point.log"  # in the logs of a point: all that it has printed

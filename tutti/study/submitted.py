@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tutti.launch.following import Status, look
-from tutti.launch.resources import Wishes, settle
-from tutti.launch.schedulers import scheduler_of
-from tutti.launch.site import load_site
-from tutti.launch.submission import Submission, require_scheduler, submit_job, write_job
-from tutti.records.jobs import read_job
-from tutti.records.record import now
+from tutti.launch.cluster.resources import Wishes, settle
+from tutti.launch.cluster.schedulers import scheduler_of
+from tutti.launch.cluster.site import load_site
+from tutti.launch.cluster.status import Status, look
+from tutti.launch.cluster.submission import Submission, require_scheduler, submit_job, write_job
+from tutti.runs.jobs import read_job
+from tutti.runs.record import now
 from tutti.study.checking import Checked
 from tutti.study.definition import Definition, State, StudyFolder, read_state, write_state
-from tutti.study.processes import reason_of
+from tutti.study.executors import reason_of
 
 _MAX_REQUEUES = 10
 

@@ -21,13 +21,13 @@ from tutti.errors import ConfigError
 from tutti.models.layout import put_channels_last
 from tutti.optim.optimizers import build_optimizer
 from tutti.optim.schedule import Schedule, make_schedule
-from tutti.records.folder import RunFolder
-from tutti.records.journal import Journal, rewind
-from tutti.records.screen import Screen
-from tutti.runtime.device import applies
-from tutti.runtime.group import Group
-from tutti.runtime.placement import Placement
-from tutti.runtime.watch import Watch
+from tutti.ranks.device import applies
+from tutti.ranks.group import Group
+from tutti.ranks.hang_detection import Watch
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
+from tutti.runs.journal import Journal, rewind
+from tutti.runs.screen import Screen
 from tutti.train.check import check_best, check_stop
 from tutti.train.job import Job
 from tutti.train.learner import Learner

@@ -8,7 +8,7 @@ import torch
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import evaluation_batches
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics, count_samples
 

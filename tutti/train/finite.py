@@ -8,7 +8,7 @@ import torch
 from tutti.config.plan import Plan
 from tutti.data.order import SampleOrder
 from tutti.errors import TrainingError
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 
 def check_finite(loss: float, losses: Sequence[torch.Tensor], step: int, plan: Plan, seed: int, group: Group) -> None:

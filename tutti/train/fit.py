@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tutti.config.load import resolve_values
-from tutti.runtime.discovery import discover
+from tutti.ranks.environments import discover
 from tutti.train.build import Objects
 from tutti.train.meters import Metrics
 from tutti.train.run import Outcome, run_rank

@@ -15,12 +15,12 @@ from tutti.config.run import RunConfig
 from tutti.data.loader import Loader, RankBatch
 from tutti.errors import CheckpointError
 from tutti.optim.schedule import Schedule
-from tutti.records.folder import RunFolder
-from tutti.records.journal import Journal
-from tutti.records.metrics import LineLog
-from tutti.runtime.group import Group
-from tutti.runtime.watch import Watch
-from tutti.runtime.whereabouts import Phase
+from tutti.ranks.group import Group
+from tutti.ranks.hang_detection import Watch
+from tutti.ranks.positions import Phase
+from tutti.runs.folder import RunFolder
+from tutti.runs.journal import Journal
+from tutti.runs.metrics import LineLog
 from tutti.train.clock import Clock
 from tutti.train.evaluate import evaluate
 from tutti.train.finite import check_finite

@@ -13,10 +13,10 @@ from tutti.data.loader import RankBatch
 from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
-from tutti.runtime.device import applies
-from tutti.runtime.group import Group
-from tutti.runtime.seeds import seed_pass
-from tutti.runtime.whereabouts import Phase
+from tutti.ranks.device import applies
+from tutti.ranks.group import Group
+from tutti.ranks.positions import Phase
+from tutti.ranks.seeds import seed_pass
 from tutti.train.meters import Meter
 from tutti.train.phases import make_timer
 

@@ -11,14 +11,12 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, TuttiError
 from tutti.optim.schedule import Schedule
-from tutti.records.folder import RunFolder, remove_folder, write_config
-from tutti.records.history import summarise_epochs
-from tutti.records.journal import Journal
-from tutti.records.output import captured_output, log_traceback
-from tutti.records.record import Record
-from tutti.runtime.group import Group
-from tutti.runtime.joining import Machine
-from tutti.runtime.watch import Watch
+from tutti.ranks.group import Group, Machine
+from tutti.ranks.hang_detection import Watch
+from tutti.runs.folder import RunFolder, remove_folder, write_config
+from tutti.runs.journal import Journal
+from tutti.runs.output import captured_output, log_traceback
+from tutti.runs.record import Record, summarise_epochs
 from tutti.train.clock import Clock
 from tutti.train.start import begin_record, make_folder
 from tutti.train.stragglers import Stragglers

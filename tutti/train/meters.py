@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 Metrics = Mapping[str, Callable[[Any, Any], torch.Tensor]]
 

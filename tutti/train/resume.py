@@ -8,7 +8,7 @@ from tutti.checkpoint.manifest import Manifest, verify
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, TuttiError
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
 
 Built = TypeVar("Built")
 

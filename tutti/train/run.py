@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import nn
 
 from tutti.config.run import RunConfig
-from tutti.records.folder import RunFolder, check_writable
-from tutti.runtime.joining import joined
-from tutti.runtime.placement import Placement
-from tutti.runtime.watch import Watch
+from tutti.ranks.group import joined
+from tutti.ranks.hang_detection import Watch
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder, check_writable
 from tutti.train.build import Objects, build_job
 from tutti.train.check import check_parts
 from tutti.train.life import live

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import DataError
-from tutti.records.journal import Journal
-from tutti.runtime.group import Group
+from tutti.ranks.group import Group
+from tutti.runs.journal import Journal
 
 _NAMES_SHOWN = 3
 

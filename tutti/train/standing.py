@@ -6,10 +6,10 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.targets import is_lower_better, is_reached
 from tutti.errors import Interrupted
-from tutti.records.folder import RunFolder
-from tutti.records.screen import show_number
-from tutti.runtime.group import Group
-from tutti.runtime.watch import Watch
+from tutti.ranks.group import Group
+from tutti.ranks.hang_detection import Watch
+from tutti.runs.folder import RunFolder
+from tutti.runs.screen import show_number
 
 
 class Standing:

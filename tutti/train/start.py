@@ -11,11 +11,10 @@ from tutti.config.run import RunConfig
 from tutti.doctor.run import disagreements, fingerprint, preflight
 from tutti.errors import LaunchError
 from tutti.launch.local import launch_line
-from tutti.records.folder import RunFolder, create_folder
-from tutti.records.record import Record
-from tutti.runtime.group import Group
-from tutti.runtime.joining import Machine
-from tutti.runtime.placement import Placement
+from tutti.ranks.group import Group, Machine
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder, create_folder
+from tutti.runs.record import Record
 from tutti.train.resume import agreed
 
 

@@ -11,13 +11,12 @@ import torch
 
 from tutti.config.parts import Nbody
 from tutti.config.plan import Plan
-from tutti.data.draws import Draws
 from tutti.data.loader import Loader
 from tutti.data.nbody import dataset as module
 from tutti.data.nbody.box import CHANNELS, BoxFile
 from tutti.data.nbody.dataset import NbodyCrops, choose_source, nbody
 from tutti.data.nbody.sources import Choices
-from tutti.data.order import SampleOrder
+from tutti.data.order import Draws, SampleOrder
 from tutti.errors import DataError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

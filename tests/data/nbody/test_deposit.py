@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data.nbody.cube import Box
 from tutti.data.nbody.deposit import deposit
-from tutti.data.nbody.grid_fft import Grid, Space
+from tutti.data.nbody.grid import Box, Grid, Space
 
 CPU = torch.device("cpu")
 

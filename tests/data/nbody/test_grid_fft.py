@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data.nbody.grid_fft import Grid, Space, forward, grid_bytes, inverse, smooth
+from tutti.data.nbody.grid import Grid, Space, forward, grid_bytes, inverse, smooth
 from tutti.errors import DataError
 
 CPU = torch.device("cpu")

@@ -11,8 +11,16 @@ import torch
 
 from tutti.data.nbody import sources
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, open_box, read_field
-from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, InMemory, Source, read_disk
-from tutti.data.nbody.symmetry import channel_sources, transformed
+from tutti.data.nbody.sources import (
+    Choices,
+    DeviceSource,
+    HostSource,
+    InMemory,
+    Source,
+    channel_sources,
+    read_disk,
+    transformed,
+)
 from tutti.errors import DataError
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tutti.data.nbody.symmetry import AXES, FLIPS, IDENTITY, channel_sources, transformed
+from tutti.data.nbody.sources import AXES, FLIPS, IDENTITY, channel_sources, transformed
 
 ALL = range(48)
 CELLS = np.arange(27).reshape(3, 3, 3)

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tutti.data.draws import Draws
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.make import make_nbody
-from tutti.data.nbody.sources import Choices, DeviceSource, HostSource, InMemory, Source, read_disk
-from tutti.data.nbody.symmetry import IDENTITY
+from tutti.data.nbody.sources import IDENTITY, Choices, DeviceSource, HostSource, InMemory, Source, read_disk
+from tutti.data.order import Draws
 from tutti.errors import DataError
 
 _SYMMETRIES = 48

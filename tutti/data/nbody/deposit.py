@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tutti.data.nbody.cube import Box
-from tutti.data.nbody.grid_fft import Grid
+from tutti.data.nbody.grid import Box, Grid
 
 _BITS = 10  # positions are whole steps of 1/1024 cell, so that a particle's eight weights are whole and add up exactly
 _STEPS = 1 << _BITS

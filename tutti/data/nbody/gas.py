@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from tutti.data.nbody.cube import Box
-from tutti.data.nbody.grid_fft import Grid, smooth
+from tutti.data.nbody.grid import Box, Grid, smooth
 
 DENSITY_FLOOR = 1e-3  # of the mean, for empty cells
 K_FILTER = 8.0  # h/Mpc

@@ -16,15 +16,15 @@ import h5py
 import numpy as np
 import torch
 
-from tutti.data.nbody import channels, gas
+from tutti.data.nbody.box import CHUNK, create, write_hydro, write_nbody
 from tutti.data.nbody.cosmology import nonlinear_radius
-from tutti.data.nbody.cube import Box, Report
 from tutti.data.nbody.deposit import deposit
-from tutti.data.nbody.grid_fft import Space, grid_bytes
+from tutti.data.nbody.gas import DENSITY_FLOOR, PRESCRIPTION, spread
+from tutti.data.nbody.grid import Box, Report, Space, grid_bytes
 from tutti.data.nbody.motion import linear_density, move
 from tutti.data.nbody.picture import draw_slices
 from tutti.errors import ConfigError, DataError
-from tutti.records.record import versions
+from tutti.runs.record import versions
 
 FORMAT = 1
 CELL = 0.1  # Mpc/h
@@ -103,7 +103,7 @@ def scratch_bytes(box: int) -> int:
 
 def output_bytes(box: int) -> int:
     """What the file of a box takes."""
-    return 4 * 9 * (math.ceil(box / channels.CHUNK) * channels.CHUNK) ** 3
+    return 4 * 9 * (math.ceil(box / CHUNK) * CHUNK) ** 3
 
 
 def share_memory(box: int, memory_gib: float, device: torch.device) -> tuple[torch.device | None, int]:
@@ -137,9 +137,9 @@ def write_box(file: h5py.File, box: Box) -> None:
         grid.release()
 
     write_header(file, box)
-    channels.write_nbody(channels.create(file, "Nbody", box, ["density"]), box, density, flow)
-    gas.spread(box, [density, *flow])
-    channels.write_hydro(channels.create(file, "Hydro", box, ["density", "temperature"]), box, density, flow)
+    write_nbody(create(file, "Nbody", box, ["density"]), box, density, flow)
+    spread(box, [density, *flow])
+    write_hydro(create(file, "Hydro", box, ["density", "temperature"]), box, density, flow)
     for grid in (density, *flow):
         grid.release()
 
@@ -161,8 +161,8 @@ def write_header(file: h5py.File, box: Box) -> None:
             "power_spectrum": "Eisenstein & Hu 1998 without wiggles, flat LCDM",
             "reference": "redshift and channels as in arXiv:2106.12662",
             "smoothing_radius": nonlinear_radius(box.universe, box.z),
-            "prescription": gas.PRESCRIPTION,
-            "density_floor": gas.DENSITY_FLOOR,
+            "prescription": PRESCRIPTION,
+            "density_floor": DENSITY_FLOOR,
             "normalisation": "value * scale + offset of a channel is the quantity named in channels, in its units",
         }
     )

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from tutti.data.nbody import cosmology as physics
-from tutti.data.nbody.cube import Box
-from tutti.data.nbody.grid_fft import Grid, forward, inverse
+from tutti.data.nbody.grid import Box, Grid, forward, inverse
 
 
 def linear_density(box: Box, radius: float = 0.0) -> Grid:

@@ -1,4 +1,4 @@
-"""The package horovod, by tutti: its modules lie in tutti.hvd.alias."""
+"""The package horovod, by tutti: its modules lie in tutti.horovod.alias."""
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,9 +14,11 @@ else:
         "To keep Horovod's: pip uninstall tutti-horovod && pip install --force-reinstall --no-deps horovod."
     )
 
-_alias = find_spec("tutti.hvd.alias.horovod")
+_alias = find_spec("tutti.horovod.alias.horovod")
 if _alias is None or _alias.submodule_search_locations is None:
-    raise ImportError("tutti-horovod needs a newer tutti, which has tutti.hvd.alias: pip install --upgrade tutti-train")
+    raise ImportError(
+        "tutti-horovod needs a newer tutti, which has tutti.horovod.alias: pip install --upgrade tutti-train"
+    )
 __path__ = list(_alias.submodule_search_locations)
 
-from tutti.hvd.alias.horovod import __getattr__, __version__  # noqa: E402, F401
+from tutti.horovod.alias.horovod import __getattr__, __version__  # noqa: E402, F401

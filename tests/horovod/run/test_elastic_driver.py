@@ -1,0 +1,206 @@
+"""The driver of elastic jobs: where workers go, which ranks they get, and how jobs end that never trained."""
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import environment
+from prepared import PYTHON
+
+from tutti.errors import LaunchError
+from tutti.horovod.run.arguments import ElasticOptions
+from tutti.horovod.run.discovery import Blacklist, read_script
+from tutti.horovod.run.driver import Member, arrange, run_elastic
+from tutti.horovod.run.messages import Ask, News, Place
+from tutti.launch.hosts import Host
+
+TWO = ElasticOptions(np=2, min_np=2, hosts=(Host("localhost", 2),))
+
+
+def member(number: int, host: str, slot: int, generation: int = -1, rank: int = -1, state: bool = False) -> Member:
+    nothing: Any = None
+    ask = Ask(number, 1, has_state=state)
+    return Member(number, host, slot, nothing, nothing, 0.0, generation, rank, ask)
+
+
+def ranks_of(members: list[Member]) -> list[tuple[int, int, int, int, int, int]]:
+    places = arrange(members)
+    return [
+        (number, p.rank, p.size, p.local_rank, p.local_size, p.node_rank)
+        for number, p in sorted(places.items(), key=lambda item: item[1].rank)
+    ]
+
+
+# Ranks.
+
+
+def test_the_first_workers_are_ranked_as_they_were_started() -> None:
+    started = [member(0, "a", 0), member(1, "a", 1), member(2, "b", 0)]
+    assert ranks_of(started[::-1]) == [(0, 0, 3, 0, 2, 0), (1, 1, 3, 1, 2, 0), (2, 2, 3, 0, 1, 1)]
+
+
+def test_survivors_keep_their_order_and_come_before_those_that_are_new() -> None:
+    members = [member(4, "a", 0), member(3, "c", 0, 2, 3), member(1, "b", 0, 2, 1)]
+    assert [number for number, *_ in ranks_of(members)] == [1, 3, 4]
+
+
+def test_rank_0_is_a_worker_that_knows_how_far_the_training_came() -> None:
+    came_late = member(1, "a", 0, 2, 0)
+    trained = member(2, "b", 0, 2, 1, state=True)
+    stale = member(0, "c", 0, 1, 0, state=True)  # it left a generation ago
+    assert [number for number, *_ in ranks_of([stale, came_late, trained])] == [2, 1, 0]
+
+
+def test_a_local_rank_is_the_slot_where_it_fits_so_that_workers_keep_their_gpus() -> None:
+    survivors = [member(0, "a", 0, 0, 0), member(2, "a", 2, 0, 2), member(3, "a", 3, 0, 3)]
+    assert [local for _, _, _, local, _, _ in ranks_of(survivors)] == [0, 2, 1]
+    whole = [*survivors, member(4, "a", 1)]
+    assert {number: local for number, _, _, local, _, _ in ranks_of(whole)} == {0: 0, 2: 2, 3: 3, 4: 1}
+
+
+@pytest.mark.parametrize("spoken", [Ask(3, 1, True), Place(2, 1, 4, skip_sync=True), News("lost", 3, "worker 1 died")])
+def test_what_is_said_arrives_as_it_was(spoken: Any) -> None:
+    assert type(spoken).decode(spoken.encode().encode()) == spoken
+
+
+# Hosts.
+
+
+@pytest.mark.system
+def test_a_script_names_hosts_with_and_without_slots(tmp_path: Path) -> None:
+    assert read_script("printf 'a\\n\\n b:4 \\na:1\\n'", 2) == [Host("a", 3), Host("b", 4)]
+    script = tmp_path / "my hosts.sh"
+    script.write_text('echo $(basename "$0" | wc -w).example:1\n')
+    script.chmod(0o755)
+    assert read_script(str(script), 1) == [Host("2.example", 1)]
+    assert read_script("true", 1) == []
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo no such cluster >&2; exit 3", r"ended with exit code 3: no such cluster\. Expected exit code 0"),
+        ("echo a:many", r"printed 'a:many'\. Expected a line 'host' or 'host:slots'"),
+        ("./no-such-script.sh", r"ended with exit code 127: .*not found"),
+    ],
+)
+def test_a_script_that_does_not_work_is_an_error_that_says_why(script: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        read_script(script, 1)
+
+
+def test_a_host_that_failed_is_left_alone_twice_as_long_each_time() -> None:
+    hosts = [Host("a", 1), Host("b", 1)]
+    blacklist = Blacklist((10.0, 35.0))
+    assert [blacklist.add("a", now) for now in (0.0, 5.0, 10.0, 30.0, 65.0)] == [10.0, 5.0, 20.0, 35.0, 35.0]
+    assert blacklist.names(99.0) == ["a"] and blacklist.without(hosts, 99.0) == hosts[1:]
+    assert blacklist.without(hosts, 100.0) == hosts
+
+
+def test_without_a_range_it_is_left_alone_for_good() -> None:
+    blacklist = Blacklist(None)
+    assert blacklist.add("a", 0.0) is None and blacklist.add("a", 1.0) is None
+    assert blacklist.without([Host("a", 1)], 1e12) == []
+
+
+# Whole jobs, of programs that know nothing of the driver.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(TWO, np=1), r"-np 1 --min-np 2: expected 1 <= min-np <= np <= max-np"),
+        (replace(TWO, max_np=1), r"--max-np 1: expected"),
+        (replace(TWO, min_np=0), r"--min-np 0: expected"),
+        (replace(TWO, np=3, min_np=3), r"the hosts have 2 slots.*give --host-discovery-script, or lower --min-np"),
+        (replace(TWO, cooldown_range=(3.0, 2.0)), r"--blacklist-cooldown-range 3 2: expected 0 < MIN <= MAX"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(options: ElasticOptions, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        run_elastic(options, ["true"])
+
+
+@pytest.mark.system
+def test_a_job_whose_workers_end_well_ends_well(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_elastic(TWO, ["sh", "-c", "echo $TUTTI_ELASTIC_WORKER $HOROVOD_ELASTIC $HOROVOD_HOSTNAME"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:0 1 localhost", "[1]<stdout>:1 1 localhost"]
+
+
+@pytest.mark.system
+def test_no_more_workers_than_max_np_are_started(capfd: pytest.CaptureFixture[str]) -> None:
+    options = replace(TWO, hosts=(Host("localhost", 2), Host("127.0.0.1", 2)), max_np=3)
+    assert run_elastic(options, ["sh", "-c", "echo $HOROVOD_HOSTNAME"]) == 0
+    hosts = sorted(line.partition(":")[2] for line in capfd.readouterr().out.splitlines())
+    assert hosts == ["127.0.0.1", "localhost", "localhost"]
+
+
+@pytest.mark.system
+def test_a_job_whose_workers_all_fail_ends_at_once_with_the_first(capfd: pytest.CaptureFixture[str]) -> None:
+    options = replace(TWO, cooldown_range=(100.0, 100.0), host_discovery_script="echo localhost:2")
+    assert run_elastic(options, ["sh", "-c", "exit 7"]) == 1
+    said = capfd.readouterr().err
+    assert "(without a rank yet, host localhost) ended with exit code 7. No worker is started on localhost for" in said
+    assert "the job has failed before it began: all workers have ended. The first failure: worker " in said
+
+
+@pytest.mark.system
+def test_one_that_fails_beside_others_that_end_well_is_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_elastic(TWO, ["sh", "-c", "exit $TUTTI_ELASTIC_WORKER"]) == 1
+    assert "worker 1 (without a rank yet, host localhost) ended with exit code 1" in capfd.readouterr().err
+
+
+@pytest.mark.system
+def test_too_few_slots_are_an_error_after_the_timeout(capfd: pytest.CaptureFixture[str]) -> None:
+    options = replace(TWO, host_discovery_script="echo localhost", elastic_timeout=0.2)
+    assert run_elastic(options, ["touch", "/never/started"]) == 1
+    said = capfd.readouterr().err
+    assert "0 slots, fewer than --min-np 2: waiting for more." in said
+    assert "0 slots could be used for --elastic-timeout 0.2 s: expected 2 or more (--min-np)." in said
+    assert "Hosts: localhost:1; left alone after failures: none." in said
+
+
+@pytest.mark.system
+def test_too_few_slots_are_an_error_at_once_where_no_more_can_come(capfd: pytest.CaptureFixture[str]) -> None:
+    options = replace(TWO, hosts=(Host("localhost", 1), Host("127.0.0.1", 1)))
+    assert run_elastic(options, ["sh", "-c", "[ $HOROVOD_HOSTNAME = localhost ] && exit 1; sleep 600"]) == 1
+    assert "1 slots could be used and no more can come: expected 2 or more" in capfd.readouterr().err
+
+
+@pytest.mark.system
+def test_a_worker_that_does_not_begin_in_time_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_elastic(replace(TWO, start_timeout=0.2), ["sleep", "600"]) == 1
+    assert "has not called hvd.init() within --start-timeout 0.2 s" in capfd.readouterr().err
+
+
+@pytest.mark.system
+def test_the_first_words_of_a_broken_script_are_the_users_to_mend() -> None:
+    with pytest.raises(LaunchError, match="ended with exit code 1"):
+        run_elastic(replace(TWO, host_discovery_script="false"), ["true"])
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_driver(how: signal.Signals, tmp_path: Path) -> None:
+    """The fixture that looks for processes left behind fails where one does."""
+    source = (
+        "import sys\n"
+        "from tutti.horovod.run.driver import run_elastic\n"
+        "from tutti.horovod.run.arguments import ElasticOptions\n"
+        "from tutti.launch.hosts import Host\n"
+        "options = ElasticOptions(np=2, min_np=2, hosts=(Host('localhost', 2),))\n"
+        "sys.exit(run_elastic(options, ['sh', '-c', 'echo here; sleep 600 & wait']))\n"
+    )
+    driver = subprocess.Popen(
+        [PYTHON, "-c", source], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    with driver.stdout as said:
+        assert sorted([said.readline(), said.readline()]) == ["[0]<stdout>:here\n", "[1]<stdout>:here\n"]
+        os.kill(driver.pid, how)
+        assert driver.wait(30) == (-how if how == signal.SIGKILL else 128 + how)

@@ -1,0 +1,1 @@
+"""Traces of steps: recorded on every rank, merged into one timeline, and summarised."""

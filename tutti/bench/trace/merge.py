@@ -1,0 +1,164 @@
+"""One timeline of all ranks on rank 0's clock, in the Trace Event format that Perfetto and chrome://tracing open."""
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tutti.bench.trace.read import Event, Trace, Track
+
+_SLACK_NANOSECONDS = 1_000  # what a span may outlast the one around it by, and be cut
+_IDS = ("correlation", "External id")  # numbers that tie events of one rank together
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far the clock of a rank's host is ahead of rank 0's, and how sure that is; in nanoseconds."""
+
+    offset: int
+    uncertainty: int
+    measured: int  # the offset that was measured, also where both have one clock
+
+    def as_microseconds(self) -> dict[str, float]:
+        values = {"offset": self.offset, "uncertainty": self.uncertainty, "measured": self.measured}
+        return {f"{name}_microseconds": value / 1000 for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's trace in a timeline."""
+
+    rank: int
+    host: str
+    clock: Clock
+    begin: int  # of its first event, in nanoseconds since 1970 on its own clock
+    read: Callable[[], Trace]  # only when its turn comes: traces are large
+
+
+def write_timeline(path: Path, parts: list[Part], steps: tuple[int, int]) -> None:
+    """Put the traces of all ranks into one file, packed."""
+    base = min(part.begin - part.clock.offset for part in parts)
+    header = {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base,
+        "metadata": {
+            "steps": list(steps),
+            "clocks": [{"rank": part.rank, "host": part.host, **part.clock.as_microseconds()} for part in parts],
+        },
+    }
+    with gzip.open(path, "wt", compresslevel=4) as file:
+        file.write(json.dumps(header)[:-1] + ', "traceEvents": [')
+        separator = "\n"
+        for part in parts:
+            for event in timeline_events(part.read(), part, base, len(parts)):
+                file.write(separator + json.dumps(event))
+                separator = ",\n"
+        file.write("\n]}\n")
+
+
+def timeline_events(trace: Trace, part: Part, base: int, ranks: int) -> Iterator[Event]:
+    """One rank's events as one process of the timeline, with numbers that no other rank has."""
+    process = part.rank + 1  # viewers keep 0 for the kernel
+    lanes = nested(trace.events)
+    tracks = _tracks(trace, {(*track, lane) for track, lane, _ in lanes}, process)
+    yield _name(process, 0, "process_name", name=f"rank {part.rank} on host {part.host}")
+    yield _name(process, 0, "process_sort_index", sort_index=part.rank)
+    for number, (thread, name) in enumerate(tracks.values()):
+        yield _name(process, thread, "thread_name", name=name)
+        yield _name(process, thread, "thread_sort_index", sort_index=number)
+    for track, lane, event in lanes:
+        if event["name"] == "[memory]":
+            event = _counter(event)
+        moved = {"pid": process, "tid": tracks[*track, lane][0]}
+        moved["ts"] = (event["ts"] - part.clock.offset - base) / 1000
+        if event["ph"] == "X":
+            moved["dur"] = event["dur"] / 1000
+        if "id" in event:
+            moved["id"] = _own(event["id"], part.rank, ranks)
+        if tied := {key: _own(event["args"][key], part.rank, ranks) for key in _IDS if key in event.get("args", {})}:
+            moved["args"] = event["args"] | tied
+        yield event | moved
+
+
+def nested(events: Iterable[Event]) -> list[tuple[Track, int, Event]]:
+    """Events with their track and a lane of it, in the order of time, so that the spans of a lane nest.
+
+    Viewers drop a span that begins inside another and ends after it. A small difference is cut off, and what really
+    runs beside something else gets a lane of its own.
+    """
+    open_ends: dict[tuple[int, int, int], list[int]] = {}
+    placed: list[tuple[Track, int, Event]] = []
+    for event in sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0))):
+        track, lane = (event["pid"], event["tid"]), 0
+        if event["ph"] != "X":
+            placed.append((track, 0, event))
+            continue
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        while True:
+            ends = open_ends.setdefault((*track, lane), [])
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            if not ends or end <= ends[-1] + _SLACK_NANOSECONDS:
+                break
+            lane += 1
+        end = min(end, ends[-1]) if ends else end
+        ends.append(end)
+        placed.append((track, lane, event | {"dur": end - begin}))
+    return placed
+
+
+def _tracks(
+    trace: Trace, lanes: set[tuple[int, int, int]], process: int
+) -> dict[tuple[int, int, int], tuple[int, str]]:
+    """A number and a name for every lane: the main thread, other threads, then streams of GPUs."""
+
+    def order(lane: tuple[int, int, int]) -> tuple[bool, bool, int, int, int]:
+        return (lane[0] in trace.gpus, lane[0] != lane[1], *lane)
+
+    found: dict[tuple[int, int, int], tuple[int, str]] = {}
+    names: dict[str, int] = {}
+    for number, lane in enumerate(sorted(lanes, key=order)):
+        name = _track_name(trace, (lane[0], lane[1]))
+        names[name] = names.get(name, 0) + 1
+        name = name if names[name] == 1 else f"{name} {names[name]}"
+        found[lane] = (process * 10_000 + number, name)
+    return found
+
+
+def _track_name(trace: Trace, track: Track) -> str:
+    process, thread = track
+    given = trace.thread_names.get(track, "")
+    if process in trace.gpus:
+        return f"GPU {process} {given.strip() or f'stream {thread}'}"
+    if process < 0:
+        return "the profiler's overhead"
+    if process == thread:
+        return "main thread"
+    inside = re.search(r"\((.*)\)", given)
+    name = inside.group(1) if inside else given
+    return "thread" if name.startswith("python") or not name else name
+
+
+def _counter(event: Event) -> Event:
+    """What is allocated, as a curve."""
+    arguments = event.get("args", {})
+    device = arguments.get("Device Id", -1)
+    name = "CPU memory" if device < 0 else f"GPU {device} memory"
+    return {
+        "ph": "C",
+        "name": name,
+        "ts": event["ts"],
+        "args": {"allocated MB": arguments.get("Total Allocated", 0) / 1e6},
+    }
+
+
+def _own(number: Any, rank: int, ranks: int) -> Any:
+    """A number that no other rank has."""
+    return number * ranks + rank if isinstance(number, int) else f"{rank}.{number}"
+
+
+def _name(process: int, thread: int, what: str, **arguments: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}

@@ -1,0 +1,193 @@
+"""Steps of a real run under the profiler of torch: a trace a rank, one timeline of all, and a summary."""
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tutti.bench.session import Session, open_session
+from tutti.bench.trace.clock import clock_of, measure_offset, shares_first_clock
+from tutti.bench.trace.merge import Part, write_timeline
+from tutti.bench.trace.ranges import MarkingWatch, Ranges, direct_averages_marked
+from tutti.bench.trace.read import read_trace
+from tutti.bench.trace.steps import Asked
+from tutti.bench.trace.summary import RankSummary, summarise
+from tutti.bench.trace.text import write_summary
+from tutti.config.run import RunConfig
+from tutti.errors import FolderError, Interrupted
+from tutti.ranks.placement import Placement
+from tutti.runs.files import write_durably
+from tutti.runs.folder import RunFolder
+from tutti.train.build import Objects, build_job
+from tutti.train.check import check_parts
+from tutti.train.job import Job
+from tutti.train.resume import agreed
+
+_NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys for what it starts
+
+
+class Recorder:
+    """Records what runs between start and stop."""
+
+    def __init__(self, device: torch.device, memory: bool, stacks: bool) -> None:
+        self._on_gpu = device.type == "cuda"
+        activities = [ProfilerActivity.CPU]
+        if self._on_gpu and _NSIGHT not in os.environ:  # a GPU tells of itself to one listener
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities, profile_memory=memory, with_stack=stacks)
+
+    def prepare(self) -> None:
+        """What takes long before the first event; done a step ahead."""
+        self._profiler.prepare_trace()
+
+    def start(self) -> None:
+        """Record from here, with nothing of the steps before left on the GPU."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+        self._profiler.start_trace()
+
+    def stop(self) -> None:
+        """Record no more, when the GPU is through with all that was begun."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._profiler.stop_trace()
+        if self._on_gpu:
+            torch.cuda.profiler.stop()
+
+    def write(self, path: Path) -> None:
+        """What was recorded, as a file of Trace Event JSON, packed."""
+        self._profiler.export_chrome_trace(str(path))
+
+
+def profile_rank(config: RunConfig, asked: Asked, placement: Placement, folder: RunFolder | None) -> None:
+    """Train to the last step that is asked for as one rank, and leave what the profiler saw."""
+    with open_session("profile", config, placement, folder) as session:
+        group = session.group
+        agreed(group, lambda: check_parts(config, group.world_size))
+        ranges = Ranges(on_gpu=session.device.type == "cuda")
+        with _watched(session, ranges) as watch:
+            job = build_job(without_rests(config), Objects(), group, watch, session.device, session.folder, None)
+            job.valid_data = None
+            try:
+                agreed(group, lambda: asked.check_end(job.plan.total_steps))
+                session.say(f"{config.recipe}: {asked.last:,} step(s) on {group.world_size} rank(s), then the traces")
+                _trace(session, job, ranges, asked)
+            finally:
+                job.close()
+        if group.is_first:
+            _remove_traces_of_training(session.folder)
+
+
+def without_rests(config: RunConfig) -> RunConfig:
+    """The same training without what happens between its steps: checkpoints and TensorBoard."""
+    return config.model_copy(
+        update={
+            "checkpoint": config.checkpoint.model_copy(
+                update={"every_steps": None, "every_epochs": None, "best": None}
+            ),
+            "log": config.log.model_copy(update={"tensorboard": False, "ledger": False}),
+        }
+    )
+
+
+@contextmanager
+def _watched(session: Session, ranges: Ranges) -> Iterator[MarkingWatch]:
+    watch = MarkingWatch(session.placement, session.group.store, session.group.hosts, session.config.runtime, ranges)
+    watch.writes_to(session.folder)
+    try:
+        with watch.explained():
+            yield watch
+    finally:
+        watch.close()
+
+
+def _trace(session: Session, job: Job, ranges: Ranges, asked: Asked) -> None:
+    group = session.group
+    shared = shares_first_clock(group)
+    recorder = Recorder(session.device, asked.memory, asked.stacks)
+    with direct_averages_marked():
+        clocks = _walk(session, job, ranges, asked, recorder)
+    job.watch.rests()
+    clock = clock_of(clocks[0], clocks[1], shared)
+    path = session.folder.path / "traces" / f"rank-{group.rank}.json.gz"
+    agreed(group, functools.partial(_write_trace, recorder, path))
+    trace = read_trace(path)
+    summary = summarise(trace, group.rank, group.hosts[group.rank])
+    found = group.gather((trace.begin, clock, summary))
+    del trace
+    if group.is_first:
+        parts = [
+            Part(rank, group.hosts[rank], clock, begin, functools.partial(read_trace, _beside(path, rank)))
+            for rank, (begin, clock, _) in enumerate(found)
+        ]
+        write_timeline(session.folder.path / "timeline.json.gz", parts, (asked.first, asked.last))
+        _tell(session, asked, [summary for _, _, summary in found], [clock.offset for _, clock, _ in found])
+    group.barrier("the timeline of all ranks")
+
+
+def _walk(session: Session, job: Job, ranges: Ranges, asked: Asked, recorder: Recorder) -> list[tuple[int, int]]:
+    """Train as the loop does, and record the steps that are asked for; the clock before and after them."""
+    job.rehearse()
+    clocks = _approach(session, job.step, asked, recorder)
+    for batch in job.batches():
+        job.forward_backward(batch)
+        ranges.enter("update")
+        job.learner.clip_gradients()
+        job.update_weights()
+        if job.logs_after(job.step):
+            job.log()
+        ranges.close()
+        clocks += _approach(session, job.step, asked, recorder)
+        if job.step == asked.last:
+            recorder.stop()
+            return [*clocks, measure_offset(session.group)]
+    stopped = Interrupted(f"stopped {job.watch.stop_reason} after step {job.step:,}, before all steps were traced.")
+    stopped.agreed = True
+    raise stopped
+
+
+def _approach(session: Session, done: int, asked: Asked, recorder: Recorder) -> list[tuple[int, int]]:
+    """Make the recorder ready a step ahead, and have all ranks begin the first traced step together."""
+    if done == max(0, asked.first - 2):
+        recorder.prepare()
+    if done != asked.first - 1:
+        return []
+    clock = measure_offset(session.group)
+    recorder.start()
+    session.group.barrier("the first step that is traced")
+    return [clock]
+
+
+def _write_trace(recorder: Recorder, path: Path) -> None:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        recorder.write(path)
+    except OSError as error:
+        raise FolderError(f"{path}: the trace cannot be written: {error.strerror or error}.") from error
+
+
+def _beside(path: Path, rank: int) -> Path:
+    return path.with_name(f"rank-{rank}.json.gz")
+
+
+def _tell(session: Session, asked: Asked, summaries: list[RankSummary], offsets: list[int]) -> None:
+    path = session.folder.path
+    steps = f"step {asked.first:,}" if asked.first == asked.last else f"steps {asked.first:,} to {asked.last:,}"
+    title = f"{session.config.recipe}: {steps} on {session.group.world_size} rank(s), {session.device_name}"
+    text = write_summary(title, summaries, offsets)
+    write_durably(path / "summary.txt", text)
+    session.say(f"\n{text}")
+    session.say(f"timeline:   {path / 'timeline.json.gz'} (open it at https://ui.perfetto.dev)")
+    session.say(f"traces:     {path / 'traces'}")
+    session.say(f"run folder: {path}")
+
+
+def _remove_traces_of_training(folder: RunFolder) -> None:
+    folder.metrics.unlink(missing_ok=True)
+    if folder.checkpoints.is_dir() and not any(folder.checkpoints.iterdir()):
+        folder.checkpoints.rmdir()

@@ -1,0 +1,256 @@
+"""Where the time of traced steps went on one rank: operators, gaps, communication, synchronisations, memory."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tutti.bench.trace.intervals import Interval, by_track, innermost, intersect, subtract, total, union
+from tutti.bench.trace.read import Span, Trace, Track
+
+DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
+Collective = tuple[str, Interval]
+
+_QUEUED = ("gloo:", "mpi:", "ucc:")  # carried out by another thread than the one that asks
+
+
+def is_communication(span: Span) -> bool:
+    """What carries data between ranks: an operation of the host, or a kernel of NCCL."""
+    if span.kind == "kernel":
+        return span.name.lower().startswith("nccl")
+    return span.is_on_host and span.name.startswith((*_QUEUED, DIRECT))
+
+
+def find_collectives(spans: Sequence[Span], on_gpu: bool) -> list[Collective]:
+    """Every operation between ranks, in the order of time: from where it is asked for, not only from where it runs.
+
+    Between the two it waits for a thread to take it. Requests are told from those for NCCL only where there is no GPU.
+    """
+    found = sorted((span for span in spans if is_communication(span)), key=lambda span: span.begin)
+    queued = [span for span in found if span.name.startswith(_QUEUED)]
+    asked = [] if on_gpu else sorted((s for s in spans if _asks_for_it(s)), key=lambda span: span.begin)
+    begins: dict[Span, Span] = dict(zip(queued, asked, strict=True)) if len(queued) == len(asked) else {}
+    collectives = []
+    for span in found:
+        by = begins.get(span, span)
+        collectives.append((span.name, (min(span.begin, by.begin), max(span.end, by.end))))
+    return sorted(collectives, key=lambda one: one[1])
+
+
+def find_computing(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
+    """The moments in which a GPU works on other things than communication; on CPUs, in which an operator runs.
+
+    An operator that communicates before it returns does not compute meanwhile.
+    """
+    if on_gpu:
+        return union((s.begin, s.end) for s in spans if s.is_work_of_gpu and not is_communication(s))
+    running: list[Interval] = []
+    for those in by_track(spans).values():
+        talking = union((span.begin, span.end) for span in those if is_communication(span) or _asks_for_it(span))
+        running += subtract(union((span.begin, span.end) for span in those if span.kind == "cpu_op"), talking)
+    return union(running)
+
+
+def _asks_for_it(span: Span) -> bool:
+    """The operator by which a thread of the host asks for communication, and may wait for it."""
+    return span.kind == "cpu_op" and span.name.startswith("c10d::")
+
+
+PARTS = ("batch", "forward", "backward", "update", "log")  # of a step, in its order
+_MOST_GAPS = 5
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in which nothing ran, and what the host was in meanwhile."""
+
+    step: int
+    part: str
+    nanoseconds: int
+    meanwhile: str
+
+
+def longest_gaps(idle: Sequence[Interval], spans: Sequence[Span], steps: Mapping[int, Span]) -> list[Gap]:
+    """The longest of idle times, each with its step and the part of it."""
+    main = next(iter(steps.values())).track
+    host = [span for span in spans if span.track == main and span.is_on_host and span.kind != "overhead"]
+    parts = [span for span in host if span.name in PARTS and span.kind == "user_annotation"]
+    pieces = list(innermost(host))
+    gaps = []
+    for begin, end in sorted(idle, key=lambda gap: gap[0] - gap[1])[:_MOST_GAPS]:
+        step = next((number for number, span in steps.items() if span.begin <= begin < span.end), max(steps))
+        part = max(parts, key=lambda span: _shared(span, begin, end), default=None)
+        if part is None or _shared(part, begin, end) <= 0:
+            gaps.append(Gap(step, "between its parts", end - begin, _meanwhile(pieces, begin, end)))
+            continue
+        meanwhile = _meanwhile(pieces, max(begin, part.begin), min(end, part.end))
+        gaps.append(Gap(step, part.name, end - begin, meanwhile))
+    return gaps
+
+
+def _meanwhile(pieces: Iterable[tuple[int, int, Span]], begin: int, end: int) -> str:
+    """What held most of a gap on the main thread; inside a mere range, it is code between operators."""
+    longest: dict[str, int] = defaultdict(int)
+    for left, right, span in pieces:
+        if left < end and right > begin:
+            is_range = span.kind == "user_annotation"
+            longest[f"Python in {span.name}" if is_range else span.name] += min(right, end) - max(left, begin)
+    return max(longest, key=lambda name: longest[name], default="nothing that was traced")
+
+
+def _shared(span: Span, begin: int, end: int) -> int:
+    return min(span.end, end) - max(span.begin, begin)
+
+
+_WAITS = {
+    "aten::_local_scalar_dense": ".item()",
+    "cudaStreamSynchronize": "cudaStreamSynchronize",
+    "cudaDeviceSynchronize": "cudaDeviceSynchronize",
+    "cudaEventSynchronize": "cudaEventSynchronize",
+    "cudaMemcpy": "cudaMemcpy",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of one name, and the nanoseconds that were theirs."""
+
+    name: str
+    calls: int
+    nanoseconds: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What was allocated on one device while its steps were traced, in bytes."""
+
+    device: str
+    peak: int
+    allocations: int
+    allocated: int
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank's steps; all times in nanoseconds and over all traced steps."""
+
+    rank: int
+    host: str
+    on_gpu: bool
+    steps: dict[int, int]  # how long the host was in each
+    window: int  # from the first step's begin to the end of all work
+    parts: dict[str, int]
+    computing: int
+    communication: int
+    exposed: int  # communication beside which nothing was computed
+    idle: int  # neither computing nor communication
+    collectives: list[Collective]  # on the clock of the rank's host
+    operators: list[Row]  # by their own time, without what they call
+    kernels: list[Row]
+    waits: list[Row]
+    gaps: list[Gap]
+    memory: list[Memory] = field(default_factory=list)
+
+    @property
+    def hidden(self) -> int:
+        return self.communication - self.exposed
+
+
+def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
+    """Everything about the steps that a trace holds; what is outside of them does not count."""
+    spans = list(trace.spans())
+    steps = {span.step: span for span in spans if span.step is not None and span.is_on_host}
+    begin = min(span.begin for span in steps.values())
+    end = max(span.end for span in steps.values())
+    end = max([end, *(span.end for span in spans if span.is_work_of_gpu)])
+    spans = [span for span in spans if begin <= span.begin < end]
+    on_gpu = any(span.is_work_of_gpu for span in spans)
+    collectives = find_collectives(spans, on_gpu)
+    talking = intersect(union(when for _, when in collectives), [(begin, end)])
+    busy = intersect(find_computing(spans, on_gpu), [(begin, end)])
+    idle = subtract(subtract([(begin, end)], busy), talking)
+    held = {track: list(innermost(those)) for track, those in by_track(s for s in spans if _is_told(s)).items()}
+    return RankSummary(
+        rank=rank,
+        host=host,
+        on_gpu=on_gpu,
+        steps={number: span.end - span.begin for number, span in sorted(steps.items())},
+        window=end - begin,
+        parts=_parts(spans),
+        computing=total(busy),
+        communication=total(talking),
+        exposed=total(subtract(talking, busy)),
+        idle=total(idle),
+        collectives=collectives,
+        operators=_operators(spans, held),
+        kernels=_rows((span.name, span.end - span.begin) for span in spans if span.is_work_of_gpu),
+        waits=_rows((_WAITS[span.name], span.end - span.begin) for span in spans if span.name in _WAITS),
+        gaps=longest_gaps(idle, spans, steps),
+        memory=_memory(trace, begin, end),
+    )
+
+
+def _is_told(span: Span) -> bool:
+    """What the host does, in words of operators and ranges: lines of code are too fine."""
+    return span.is_on_host and span.kind not in ("python_function", "overhead")
+
+
+def _parts(spans: Iterable[Span]) -> dict[str, int]:
+    sums: dict[str, int] = dict.fromkeys(PARTS, 0)
+    for span in spans:
+        if span.kind == "user_annotation" and span.name in sums:
+            sums[span.name] += span.end - span.begin
+    return sums
+
+
+Held = dict[Track, list[tuple[int, int, Span]]]
+
+
+def _operators(spans: Iterable[Span], held: Held) -> list[Row]:
+    """Operators and calls of the GPU's runtime by the time in which they, and nothing that they call, ran."""
+    calls: dict[str, int] = defaultdict(int)
+    for span in spans:
+        calls[span.name] += span.is_on_host
+    own: dict[str, int] = defaultdict(int)
+    for pieces in held.values():
+        for begin, end, span in pieces:
+            if span.kind in ("cpu_op", "cuda_runtime", "cuda_driver"):
+                own[span.name] += end - begin
+    rows = [Row(name, calls[name], nanoseconds) for name, nanoseconds in own.items()]
+    return sorted(rows, key=lambda row: -row.nanoseconds)
+
+
+def _rows(times: Iterable[tuple[str, int]]) -> list[Row]:
+    """Sums by name, the longest first."""
+    sums: dict[str, list[int]] = defaultdict(list)
+    for name, nanoseconds in times:
+        sums[name].append(nanoseconds)
+    rows = [Row(name, len(found), sum(found)) for name, found in sums.items()]
+    return sorted(rows, key=lambda row: -row.nanoseconds)
+
+
+def _memory(trace: Trace, begin: int, end: int) -> list[Memory]:
+    found: dict[int, list[dict[str, int]]] = defaultdict(list)
+    for event in trace.events:
+        if event["name"] == "[memory]" and begin <= event["ts"] < end:
+            found[event["args"]["Device Id"]].append(event["args"])
+    return [
+        Memory(
+            device="CPU" if device < 0 else f"GPU {device}",
+            peak=max(one["Total Allocated"] for one in events),
+            allocations=sum(one["Bytes"] > 0 for one in events),
+            allocated=sum(max(0, one["Bytes"]) for one in events),
+        )
+        for device, events in sorted(found.items())
+    ]
+
+
+def arrivals(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> list[list[int]]:
+    """When each rank began each collective, in nanoseconds on rank 0's clock; none where ranks differ in them."""
+    kinds = {tuple(name for name, _ in summary.collectives) for summary in summaries}
+    if len(kinds) != 1 or len(summaries) < 2:
+        return []
+    begins = [
+        [when[0] - offset for _, when in summary.collectives]
+        for summary, offset in zip(summaries, offsets, strict=True)
+    ]
+    return [list(those) for those in zip(*begins, strict=True)]

@@ -1,0 +1,49 @@
+"""The callbacks, with the checkpoint as TensorFlow's Keras has it."""
+
+from typing import Any
+
+from tutti.horovod.keras.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+    check_path,
+)
+from tutti.horovod.keras.load import keras_of_tensorflow
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+ModelCheckpoint: Any = keras_of_tensorflow().callbacks.ModelCheckpoint
+
+
+class BestModelCheckpoint(ModelCheckpoint):
+    """A checkpoint of the best model, or of its weights, to a file that is named later."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        save_weights_only: bool = False,
+    ) -> None:
+        super().__init__(
+            "best.weights.h5" if save_weights_only else "best.keras",
+            monitor,
+            verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        check_path(self)
+        super().on_train_begin(logs)

@@ -1,0 +1,98 @@
+"""`import tutti.horovod.tensorflow as hvd`: Horovod's API for TensorFlow 2, by its names."""
+
+# ruff: noqa: F401
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+if find_spec("tensorflow") is None:
+    raise ImportError(
+        "tutti.horovod.tensorflow (horovod.tensorflow) needs TensorFlow, which is not installed. "
+        "Install it with: pip install 'tutti-train[tensorflow]'"
+    )
+
+# What waits for other ranks in a graph holds one of these threads; a script may still choose for itself.
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(max(os.cpu_count() or 1, 64)))
+
+from tutti.horovod.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    size,
+    start_timeline,
+    stop_timeline,
+    sycl_built,
+)
+from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tutti.horovod.process_sets import ProcessSet, add_process_set, remove_process_set
+from tutti.horovod.tensorflow.bridge import executing_eagerly as _executing_eagerly
+from tutti.horovod.tensorflow.collectives import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from tutti.horovod.tensorflow.compression import Compression
+from tutti.horovod.tensorflow.functions import (
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from tutti.horovod.tensorflow.gradients import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+    check_num_rank_power_of_2,
+)
+from tutti.horovod.tensorflow.optimizer import DistributedOptimizer
+from tutti.horovod.torch.arguments import reduce_op as _reduce_op
+from tutti.horovod.torch.ops import init, shutdown
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Keras is imported on first use."""
+    if name == "SyncBatchNormalization":
+        return import_module("tutti.horovod.tensorflow.sync_batch_norm").SyncBatchNormalization
+    if name == "elastic":
+        return import_module("tutti.horovod.tensorflow.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The operation that is meant; `average` is the old way to say it."""
+    return _reduce_op(op, average)

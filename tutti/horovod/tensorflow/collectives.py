@@ -1,0 +1,441 @@
+"""Collectives on TensorFlow's tensors, by Horovod's names: eager and in functions, and gradients flow through them."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import torch
+
+from tutti.horovod import basics
+from tutti.horovod.basics import global_process_set
+from tutti.horovod.engine.execute import is_power_of_two
+from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from tutti.horovod.errors import HorovodInternalError
+from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.tensorflow.bridge import Begun, as_written, carry_out, side_by_side
+from tutti.horovod.tensorflow.compression import Compression
+from tutti.horovod.torch import ops
+from tutti.horovod.torch.arguments import reduce_op
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+_DIVIDED = (torch.float32, torch.float64)
+_basics = basics  # where programs written for Horovod look for what it has
+
+
+@as_written
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """A tensor, or rows of one, reduced over ranks; the gradient is reduced the same way."""
+    op = reduce_op(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _reduce_slices([tensor], op, (prescale_factor, postscale_factor), name, process_set, ignore_name_scope)[
+            0
+        ]
+    options = {"name": name, "ignore_name_scope": ignore_name_scope}
+    return _reduce_dense([tensor], compression, op, (prescale_factor, postscale_factor), process_set, options)[0]
+
+
+@as_written
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Several tensors reduced as one unit, in one call; rows of tensors among them are gathered as another."""
+    op = reduce_op(op, average)
+    scales = prescale_factor, postscale_factor
+    is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
+    dense = [tensor for tensor, sparse in zip(tensors, is_sparse, strict=True) if not sparse]
+    slices = [tensor for tensor, sparse in zip(tensors, is_sparse, strict=True) if sparse]
+    options = {"name": name, "ignore_name_scope": ignore_name_scope}
+    if slices:
+        _check_slices(op, scales)  # before anything is submitted
+    reduced = iter(_reduce_dense(dense, compression, op, scales, process_set, options))
+    added = iter(_reduce_slices(slices, op, scales, name, process_set, ignore_name_scope))
+    return [next(added if sparse else reduced) for sparse in is_sparse]
+
+
+@as_written
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The rows of all ranks after each other; a rank's gradient is the mean over ranks of that of its rows."""
+    return _gather([tensor], name, ignore_name_scope, process_set, grouped=False)[0]
+
+
+@as_written
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The rows of all ranks for several tensors, as one unit."""
+    return _gather(list(tensors), name, ignore_name_scope, process_set, grouped=True)
+
+
+@as_written
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A rank's tensor on all ranks."""
+
+    @tf.custom_gradient
+    def send(own: Any) -> Any:
+        def backward(grad: Any) -> Any:
+            mean = allreduce(grad, op=Average, process_set=process_set)
+            if basics.rank() == root_rank:
+                return mean
+            with tf.control_dependencies([mean]):  # the root needs it, and a graph would leave it out here
+                return tf.zeros_like(grad)
+
+        return send_all([own], root_rank, name, process_set, ignore_name_scope)[0], backward
+
+    return send(tf.convert_to_tensor(tensor))
+
+
+@as_written
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """A rank's variables on all ranks, in place; their values."""
+    values = send_all([tf.convert_to_tensor(variable) for variable in variables], root_rank, name, process_set)
+    assigned = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
+    return values if tf.executing_eagerly() else [tf.convert_to_tensor(each) for each in assigned]
+
+
+def send_all(
+    tensors: Sequence[Any],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool = False,
+) -> list[Any]:
+    """A rank's tensors on all ranks, in one call; no gradients flow."""
+
+    start = ops.grouped_broadcast_async if len(tensors) > 1 else _first_of(ops.broadcast_async)
+
+    def submit(own_name: str | None, given: list[Any]) -> Begun:
+        return Begun([start(given, root_rank, own_name, process_set)])
+
+    if not tensors:
+        return []
+    outputs = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    return carry_out("HorovodBroadcast", submit, tensors, outputs, name, ignore_name_scope)
+
+
+@as_written
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Some of the rows to each rank: what came here, and with splits also how many rows came from each."""
+
+    def submit(own_name: str | None, given: list[Any]) -> Begun:
+        splits = given[1] if len(given) > 1 else None
+        return Begun([ops.alltoall_async(given[0], splits, own_name, process_set)])
+
+    @tf.custom_gradient
+    def exchange(own: Any, *rows: Any) -> Any:
+        outputs = [(own.dtype, _any_rows(own.shape)), (tf.int32, [None])]
+        received, counts = carry_out("HorovodAlltoall", submit, [own, *rows], outputs, name, ignore_name_scope)
+
+        def backward(grad: Any, _: Any) -> Any:
+            back, _ = alltoall(grad, counts, process_set=process_set)
+            unsent = tf.shape(own)[0] - tf.shape(back)[0]  # rows that were sent to nobody have none
+            padding = tf.concat([[[0, unsent]], tf.zeros([tf.rank(own) - 1, 2], tf.int32)], 0)
+            return (tf.pad(back, padding), *(None for _ in rows))
+
+        return (received, counts), backward
+
+    if splits is None:
+        return exchange(tf.convert_to_tensor(tensor))[0]
+    return exchange(tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits, dtype_hint=tf.int32))
+
+
+@as_written
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Reduced over ranks, some of the rows on each."""
+    scales = prescale_factor, postscale_factor
+    options = {"name": name, "ignore_name_scope": ignore_name_scope}
+    return _scatter([tensor], compression, op, scales, process_set, False, options)[0]
+
+
+@as_written
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Several tensors reduced as one unit, some of the rows of each on each rank."""
+    return _scatter(tensors, compression, op, (prescale_factor, postscale_factor), process_set, True, {"name": None})
+
+
+@as_written
+def join() -> Any:
+    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
+    if tf.executing_eagerly():
+        try:
+            return tf.constant(ops.join(), tf.int32)
+        except HorovodInternalError as error:
+            raise tf.errors.UnknownError(None, None, f"HorovodJoin: {error}") from error
+    last = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(ops.join()), [], tf.int32, name="HorovodJoin")
+    last.set_shape([])
+    return last
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks of a set, when the graph runs."""
+    return _asked(lambda: len(basics.engine().sets[process_set_id].ranks), name or "HorovodSize")
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """The number of ranks on this host, when the graph runs."""
+    return _asked(basics.local_size, name or "HorovodLocalSize")
+
+
+def rank_op(name: str | None = None) -> Any:
+    """This rank, when the graph runs."""
+    return _asked(basics.rank, name or "HorovodRank")
+
+
+def local_rank_op(name: str | None = None) -> Any:
+    """This rank's place on its host, when the graph runs."""
+    return _asked(basics.local_rank, name or "HorovodLocalRank")
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Whether this rank is in a set, when the graph runs: 1, 0, or -1 where there is no such set."""
+
+    def included() -> int:
+        members = basics.engine().sets.get(process_set_id)
+        return -1 if members is None else int(basics.rank() in members.ranks)
+
+    return _asked(included, name or "HorovodProcessSetIncluded")
+
+
+@as_written
+def _asked(answer: Callable[[], int], name: str) -> Any:
+    if tf.executing_eagerly():
+        return tf.constant(answer(), tf.int32)
+    answered = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(answer()), [], tf.int32, name=name)
+    answered.set_shape([])
+    return answered
+
+
+def _reduce_dense(
+    tensors: Sequence[Any],
+    compression: Any,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    options: dict[str, Any],
+) -> list[Any]:
+    if not tensors:
+        return []
+    if process_set.process_set_id not in basics.engine().sets:
+        raise ValueError(f"{process_set} is not registered, or has been removed.")
+
+    def submit(name: str | None, given: list[Any]) -> Begun:
+        if op == Adasum:
+            handle = ops.grouped_allreduce_async(given, None, name, op, *scales, process_set)
+            return Begun([handle])
+        return _submit_packed(given, name, op, scales, process_set)
+
+    def reduce(*given: Any, name: str | None = None, ignore_name_scope: bool = False) -> list[Any]:
+        @tf.custom_gradient
+        def through(*own: Any) -> Any:
+            outputs = [(tensor.dtype, tensor.shape) for tensor in own]
+            reduced = carry_out("HorovodAllreduce", submit, own, outputs, name, ignore_name_scope)
+            return reduced, lambda *grads: reduce(*grads)
+
+        return list(through(*given))
+
+    compressed, contexts = _compressed(tensors, compression)
+    return _decompressed(reduce(*compressed, **options), contexts, compression)
+
+
+def _submit_packed(
+    tensors: list[Any], name: str | None, op: int, scales: tuple[float, float], process_set: ProcessSet
+) -> Begun:
+    """The tensors of a type as one message, in which they lie side by side, or as several if they are too much."""
+    handles, results, size = [], list(tensors), len(basics.engine().sets[process_set.process_set_id or 0].ranks)
+    messages = _messages([(tensor.dtype, tensor.nbytes) for tensor in tensors], basics.engine().fusion_bytes)
+    for number, places in enumerate(messages):
+        own = [tensors[place] for place in places]
+        whole, parts = side_by_side(own)
+        for place, part in zip(places, parts, strict=True):
+            results[place] = part
+        own_name = f"{name}.{number}" if name and number else name
+        filled = threading.Event()
+        sent, shapes = (whole, [tensor.shape for tensor in own]) if len(own) > 1 else (parts[0], [])
+        # By 2, 4, 8, ... ranks numbers divide exactly, before their sum as well as after it.
+        divided = op == Average and len(own) > 1 and is_power_of_two(size) and own[0].dtype in _DIVIDED
+        handles.append(ops.packed_allreduce_async(sent, shapes, own_name, op, scales, process_set, filled, divided))
+        if divided:  # while ranks agree
+            for tensor, part in zip(own, parts, strict=True):
+                torch.mul(tensor, 1 / size, out=part)
+        else:
+            torch._foreach_copy_(parts, own)
+        filled.set()
+    return Begun(handles, results)
+
+
+def _messages(sizes: Sequence[tuple[Any, int]], most_bytes: int) -> list[list[int]]:
+    """Places of tensors of a type in their order, as many together as fit into a message."""
+    messages: dict[Any, list[list[int]]] = {}
+    filled: dict[Any, int] = {}
+    for place, (dtype, size) in enumerate(sizes):
+        if dtype not in messages or filled[dtype] + size > most_bytes:
+            messages.setdefault(dtype, []).append([])
+            filled[dtype] = 0
+        messages[dtype][-1].append(place)
+        filled[dtype] += size
+    return [message for of_type in messages.values() for message in of_type]
+
+
+def _reduce_slices(
+    slices: Sequence[Any],
+    op: int,
+    scales: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[Any]:
+    """Rows of all ranks one after the other: who applies them adds up those of equal numbers."""
+    if not slices:
+        return []
+    _check_slices(op, scales)
+    flat = [part for each in slices for part in (each.values, each.indices)]
+    gathered = grouped_allgather(flat, f"{name}.slices" if name else None, ignore_name_scope, process_set)
+    divisor = process_set.size() if op == Average else 1
+    parts = zip(gathered[::2], gathered[1::2], slices, strict=True)
+    return [
+        tf.IndexedSlices(values / tf.cast(divisor, values.dtype) if divisor > 1 else values, indices, own.dense_shape)
+        for values, indices, own in parts
+    ]
+
+
+def _check_slices(op: int, scales: tuple[float, float]) -> None:
+    if op not in (Average, Sum) or scales != (1.0, 1.0):
+        raise NotImplementedError(
+            f"op={op}, prescale and postscale {scales} of tf.IndexedSlices: expected Average or Sum and no scales. "
+            "Convert them with tf.convert_to_tensor, or set sparse_as_dense=True."
+        )
+
+
+def _gather(
+    tensors: Sequence[Any], name: str | None, ignore_name_scope: bool, process_set: ProcessSet, grouped: bool
+) -> list[Any]:
+    if not tensors:
+        return []
+    start = ops.grouped_allgather_async if grouped else _first_of(ops.allgather_async)
+
+    def submit(own_name: str | None, given: list[Any]) -> Begun:
+        return Begun([start(given, own_name, process_set)])
+
+    @tf.custom_gradient
+    def gather(*own: Any) -> Any:
+        outputs = [(tensor.dtype, _any_rows(tensor.shape)) for tensor in own]
+        gathered = carry_out("HorovodAllgather", submit, own, outputs, name, ignore_name_scope)
+
+        def backward(*grads: Any) -> Any:
+            means = grouped_allreduce(grads, op=Average, process_set=process_set)
+            counts = tf.stack([tf.shape(tensor)[0] for tensor in own])[tf.newaxis]
+            begins = tf.reduce_sum(allgather(counts, process_set=process_set)[: process_set.rank()], 0)
+            return [mean[begins[i] : begins[i] + counts[0, i]] for i, mean in enumerate(means)]
+
+        return gathered, backward
+
+    return list(gather(*map(tf.convert_to_tensor, tensors)))
+
+
+def _scatter(
+    tensors: Sequence[Any],
+    compression: Any,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+    options: dict[str, Any],
+) -> list[Any]:
+    if not tensors:
+        return []
+    start = ops.grouped_reducescatter_async if grouped else _first_of(ops.reducescatter_async)
+
+    def submit(own_name: str | None, given: list[Any]) -> Begun:
+        return Begun([start(given, own_name, op, process_set, *scales)])
+
+    @tf.custom_gradient
+    def scatter(*own: Any) -> Any:
+        outputs = [(tensor.dtype, _any_rows(tensor.shape)) for tensor in own]
+        scattered = carry_out("HorovodReducescatter", submit, own, outputs, **options)
+
+        def backward(*grads: Any) -> Any:
+            factor = scales[0] * scales[1] * (process_set.size() if op == Sum else 1)
+            gathered = grouped_allgather(grads, process_set=process_set)
+            return [grad * tf.cast(factor, grad.dtype) if factor != 1 else grad for grad in gathered]
+
+        return scattered, backward
+
+    compressed, contexts = _compressed(tensors, compression)
+    return _decompressed(list(scatter(*compressed)), contexts, compression)
+
+
+def _compressed(tensors: Sequence[Any], compression: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return tuple(zip(*(compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors), strict=True))  # pyright: ignore[reportReturnType]
+
+
+def _decompressed(tensors: Sequence[Any], contexts: Sequence[Any], compression: Any) -> list[Any]:
+    return [compression.decompress(tensor, context) for tensor, context in zip(tensors, contexts, strict=True)]
+
+
+def _first_of(start: Callable[..., int]) -> Callable[..., int]:
+    """For a list of one tensor what is there for a tensor."""
+    return lambda given, *rest: start(given[0], *rest)
+
+
+def _any_rows(shape: Any) -> Any:
+    return shape if shape.rank in (None, 0) else tf.TensorShape([None]).concatenate(shape[1:])

@@ -1,0 +1,198 @@
+"""Gradients of a step, reduced over ranks in one call; and a tape that does so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tutti.horovod import basics
+from tutti.horovod.basics import global_process_set
+from tutti.horovod.engine.messages import ADASUM, AVERAGE
+from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.tensorflow.bridge import as_written
+from tutti.horovod.tensorflow.collectives import Average, grouped_allreduce
+from tutti.horovod.tensorflow.compression import Compression
+from tutti.horovod.variables import check_groups, identity, trained_in
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced."""
+
+    name: str
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gradient_predivide_factor != 1.0 and self.op != AVERAGE:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        check_groups(self.groups)
+
+    def apply_to(self, gradients: Sequence[Any], are_local: Sequence[bool]) -> list[Any]:
+        """Gradients, of which some are of this rank's own variables."""
+        pairs = list(zip(gradients, are_local, strict=True))
+        shared = iter(self.apply([gradient for gradient, local in pairs if not local]))
+        kept = iter(self.scaled([gradient for gradient, local in pairs if local]))
+        return [next(kept if local else shared) for local in are_local]
+
+    @as_written
+    def apply(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients, those that are there reduced over ranks; alone, or outside the set, as they are."""
+        if not (self.process_set.included() and self.process_set.size() > 1):
+            return list(gradients)
+        return self._reduced([self._dense(gradient) for gradient in gradients])
+
+    @as_written
+    def scaled(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients of this rank's own variables: their share of the mean over ranks."""
+        if not (self.scale_local_gradients and self.process_set.included() and self.process_set.size() > 1):
+            return list(gradients)
+        size = self.process_set.size()
+        return [None if each is None else _times(each, 1.0 / size) for each in gradients]
+
+    def _dense(self, gradient: Any) -> Any:
+        is_slices = isinstance(gradient, tf.IndexedSlices)
+        return tf.convert_to_tensor(gradient) if is_slices and self.sparse_as_dense else gradient
+
+    def _reduced(self, gradients: Sequence[Any]) -> list[Any]:
+        there = [gradient for gradient in gradients if gradient is not None]
+        factor = self.gradient_predivide_factor
+        reduced = iter(
+            grouped_allreduce(
+                there,
+                compression=self.compression,
+                op=self.op,
+                prescale_factor=1.0 / factor,
+                postscale_factor=factor,
+                process_set=self.process_set,
+                name=self.name,
+            )
+        )
+        return [None if gradient is None else next(reduced) for gradient in gradients]
+
+
+@as_written
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape whose gradients are reduced over ranks."""
+    reduction = Reduction(
+        "DistributedGradientTape_Allreduce",
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups if groups is not None else num_groups or None,
+        process_set,
+        scale_local_gradients,
+    )
+    wrapped = type(gradtape)
+    distributed = object.__new__(type(wrapped.__name__, (_DistributedTape, wrapped), {}))
+    distributed.__dict__.update(gradtape.__dict__)  # what it has recorded, too
+    distributed._reduction, distributed._local_sources = reduction, set()
+    return distributed
+
+
+@as_written
+def PartialDistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A tape whose gradients are reduced over ranks, except those of some layers, which are each rank's own."""
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in trained_in(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+class _DistributedTape:
+    """Before the class of a tape; the rest of it is there."""
+
+    _reduction: Reduction
+    _local_sources: set[int]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of a variable to this rank."""
+        self._local_sources.add(identity(source))
+
+    @as_written
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **rest: Any
+    ) -> Any:
+        """The gradients of a target, reduced over ranks."""
+        own = super().gradient(target, sources, output_gradients, **rest)  # pyright: ignore[reportAttributeAccessIssue]
+        are_local = [identity(source) in self._local_sources for source in _flat(sources)]
+        reduced = self._reduction.apply_to(_flat(own), are_local)
+        return tf.nest.pack_sequence_as(sources, reduced) if tf.nest.is_nested(sources) else reduced[0]
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Variables with their gradients: those of this rank alone, and those of all."""
+        gradients = self.gradient(target, sources, output_gradients)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if identity(pair[0]) in self._local_sources]
+        return local, [pair for pair in pairs if identity(pair[0]) not in self._local_sources]
+
+
+def _flat(structure: Any) -> list[Any]:
+    return tf.nest.flatten(structure) if tf.nest.is_nested(structure) else [structure]
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Refuse a number of ranks that Adasum cannot pair."""
+    from tutti.horovod.engine.execute import is_power_of_two
+
+    if not is_power_of_two(num_rank):
+        raise NotImplementedError(f"op=Adasum on {num_rank} ranks: expected 2, 4, 8, 16, ... ranks. Use another op.")
+    return True
+
+
+def refuse_adasum(op: int) -> None:
+    """Keras' optimizers do not know Adasum."""
+    if op == ADASUM and basics.size() > 1:
+        raise ValueError("op == Adasum is not supported yet with Keras: expected hvd.Average or hvd.Sum.")

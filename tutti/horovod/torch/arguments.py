@@ -1,0 +1,117 @@
+"""What the collectives check before anything is submitted; what is wrong is refused on this rank alone."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from tutti.horovod import basics
+from tutti.horovod.engine.execute import DTYPES, Members, is_power_of_two
+from tutti.horovod.engine.messages import AVERAGE, GLOBAL_SET, OP_NAMES, SUM
+from tutti.horovod.process_sets import ProcessSet
+
+_REDUCED = {
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+}
+
+
+def reduce_op(op: int | None, average: bool | None) -> int:
+    """The operation that is meant; `average` is the old way to say it."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+        return AVERAGE if average else SUM
+    op = AVERAGE if op is None else op
+    if op not in range(len(OP_NAMES)):
+        raise ValueError(
+            f"op={op} is not a reduction: expected one of {', '.join(f'hvd.{each}' for each in OP_NAMES)}."
+        )
+    return op
+
+
+def members_of(process_set: ProcessSet) -> Members:
+    """The ranks of a set that this rank is in."""
+    return basics.engine().sets[number_of(process_set)]
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """The number of a set that this rank is in."""
+    engine = basics.engine()
+    number = process_set.process_set_id
+    if number is None or number not in engine.sets:
+        raise ValueError(f"{process_set} is not registered, or has been removed.")
+    if engine.rank not in engine.sets[number].ranks:
+        raise ValueError(f"rank {engine.rank} is not a member of {process_set}: expected one of its ranks.")
+    return number
+
+
+def check_root(root_rank: int, process_set: ProcessSet) -> None:
+    """Refuse a root that is not in the set; it is counted among all ranks of the job."""
+    ranks = members_of(process_set).ranks
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank={root_rank} is not in {process_set}: expected one of {list(ranks)}.")
+
+
+def check_reduced(*tensors: torch.Tensor) -> None:
+    """Refuse what cannot be added up."""
+    for tensor in tensors:
+        if tensor.dtype not in _REDUCED:
+            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+        _check_contiguous(tensor)
+
+
+def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
+    """Refuse what Adasum does not know: whole numbers, sets of some ranks, and ranks that cannot be paired."""
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            raise ValueError(f"op=Adasum of {tensor.dtype}: expected floating-point numbers. Use another op.")
+    size = members_of(process_set).size
+    if size > 1 and process_set.process_set_id != GLOBAL_SET:
+        raise NotImplementedError(f"op=Adasum on {process_set}: expected the set of all ranks. Use another op.")
+    if not is_power_of_two(size):
+        raise NotImplementedError(f"op=Adasum on {size} ranks: expected 2, 4, 8, 16, ... ranks. Use another op.")
+
+
+def check_moved(tensor: torch.Tensor) -> None:
+    """Refuse what cannot be sent."""
+    if dtype_name(tensor) not in DTYPES:
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+    _check_contiguous(tensor)
+
+
+def _check_contiguous(tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError("Tensor is required to be contiguous.")
+
+
+def split_rows(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """How many rows go to each of so many ranks."""
+    count = len(tensor) if tensor.ndim else 0  # without dimensions it is refused on all ranks together
+    if splits is None:
+        if count % size:
+            raise ValueError(
+                f"alltoall of {count} rows without splits: expected a multiple of {size}, the ranks of the set."
+            )
+        return (count // size,) * size
+    if isinstance(splits, torch.Tensor) and splits.dtype != torch.int32:
+        raise ValueError(f"splits are {splits.dtype}: expected torch.int32.")
+    rows = tuple(int(each) for each in splits)
+    if len(rows) != size or min(rows) < 0 or sum(rows) > count:
+        raise ValueError(
+            f"splits {list(rows)} for {count} rows and {size} ranks: expected {size} numbers of rows, "
+            f"0 or more, {count} in all at most."
+        )
+    return rows
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The type of a tensor's numbers, by its short name."""
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,332 @@
+"""Collectives on torch tensors, by Horovod's names: synchronous, asynchronous, in place and grouped."""
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tutti.horovod import basics
+from tutti.horovod.basics import global_process_set
+from tutti.horovod.engine.engine import Pending
+from tutti.horovod.engine.execute import Work
+from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Kind, Request
+from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.torch.arguments import (
+    check_adasum,
+    check_moved,
+    check_reduced,
+    check_root,
+    dtype_name,
+    members_of,
+    number_of,
+    reduce_op,
+    split_rows,
+)
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+_basics = basics  # where programs written for Horovod look for what it has
+_handles: dict[int, "_Handle"] = {}
+_numbers = itertools.count()
+
+
+class _Handle:
+    """Operations under one number, and whether their result is one tensor or several."""
+
+    def __init__(self, pending: list[Pending], grouped: bool) -> None:
+        self.pending = pending
+        self.grouped = grouped
+
+    def result(self) -> Any:
+        results = [_value(each) for each in self.pending]
+        return tuple(results) if self.grouped else results[0]
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the other ranks; handles of an earlier job are forgotten."""
+    if not basics.is_initialized():
+        _handles.clear()
+    basics.init(comm, process_sets)
+
+
+def shutdown() -> None:
+    """End the job on all ranks; handles are counted from 0 again."""
+    global _numbers
+    basics.shutdown()
+    _numbers = itertools.count()
+
+
+def poll(handle: int) -> bool:
+    """Whether an operation is done."""
+    if handle not in _handles:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    done = all(each.done for each in _handles[handle].pending)
+    if not done:
+        basics.engine().hurry(others=True)
+    return done
+
+
+def synchronize(handle: int) -> Any:
+    """The result of an operation when it is done; None for a handle that was synchronised before."""
+    found = _handles.pop(handle, None)
+    return None if found is None else found.result()
+
+
+def settle(handle: int) -> None:
+    """Wait until an operation is done or has failed; its result can still be taken."""
+    found = _handles.get(handle)
+    for each in found.pending if found is not None else ():
+        if not each.done:
+            each.engine.wait_for(each)
+
+
+def forget(handle: int) -> None:
+    """Give up a result that nobody will take."""
+    _handles.pop(handle, None)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to reduce a tensor over ranks into a new one."""
+    check_reduced(tensor)
+    scales = prescale_factor, postscale_factor
+    return _reduce(
+        [tensor], [torch.empty_like(tensor)], name, reduce_op(op, average), scales, process_set, grouped=False
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to reduce a tensor over ranks, in place."""
+    check_reduced(tensor)
+    scales = prescale_factor, postscale_factor
+    return _reduce([tensor], [tensor], name, reduce_op(op, average), scales, process_set, grouped=False)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to reduce several tensors as one unit into new ones."""
+    check_reduced(*tensors)
+    outputs = [torch.empty_like(tensor) for tensor in tensors]
+    scales = prescale_factor, postscale_factor
+    return _reduce(list(tensors), outputs, name, reduce_op(op, average), scales, process_set, grouped=True)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to reduce several tensors as one unit, in place."""
+    check_reduced(*tensors)
+    scales = prescale_factor, postscale_factor
+    return _reduce(list(tensors), list(tensors), name, reduce_op(op, average), scales, process_set, grouped=True)
+
+
+def packed_allreduce_async(
+    tensor: torch.Tensor,
+    parts: Sequence[torch.Size],
+    name: str | None,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    filled: threading.Event,
+    divided: bool,
+) -> int:
+    """Start to reduce a tensor over ranks, in place, in which others lie side by side as soon as it is filled."""
+    check_reduced(tensor)
+    pre, post = scales
+    rest = {"op": op, "prescale": pre, "postscale": post, "parts": tuple(tuple(shape) for shape in parts)}
+    return _submit(
+        "allreduce", name, process_set, [(tensor, tensor)], grouped=False, filled=filled, divided=divided, **rest
+    )
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Start to put the rows of all ranks after each other."""
+    check_moved(tensor)
+    return _submit("allgather", name, process_set, [(tensor, None)], grouped=False)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start to put the rows of all ranks after each other, for several tensors as one unit."""
+    for tensor in tensors:
+        check_moved(tensor)
+    return _submit("allgather", name, process_set, [(tensor, None) for tensor in tensors], grouped=True)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start to send a rank's tensor to all, into new tensors."""
+    check_moved(tensor)
+    check_root(root_rank, process_set)
+    return _submit("broadcast", name, process_set, [(tensor, torch.empty_like(tensor))], root=root_rank, grouped=False)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start to send a rank's tensor to all, in place."""
+    check_moved(tensor)
+    check_root(root_rank, process_set)
+    return _submit("broadcast", name, process_set, [(tensor, tensor)], root=root_rank, grouped=False)
+
+
+def grouped_broadcast_async(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to send a rank's tensors to all as one unit, into new tensors."""
+    for tensor in tensors:
+        check_moved(tensor)
+    check_root(root_rank, process_set)
+    pairs = [(tensor, torch.empty_like(tensor)) for tensor in tensors]
+    return _submit("broadcast", name, process_set, pairs, root=root_rank, grouped=True)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start to send some of the rows to each rank."""
+    check_moved(tensor)
+    rows = split_rows(tensor, splits, members_of(process_set).size)
+    return _submit("alltoall", name, process_set, [(tensor, None)], splits=rows, grouped=False)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start to reduce over ranks and give each rank some of the rows."""
+    return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), grouped=False)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start to reduce several tensors as one unit and give each rank some of the rows of each."""
+    return _scatter(tensors, name, op, process_set, (prescale_factor, postscale_factor), grouped=True)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait for all ranks of a set."""
+    basics.engine().agree(Request("barrier", "noname", number_of(process_set)))
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
+    return basics.engine().agree(Request("join", f"rank{basics.engine().rank}")).last_joined
+
+
+def _reduce(
+    tensors: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    name: str | None,
+    op: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+) -> int:
+    if op == Adasum:
+        check_adasum(tensors, process_set)
+    pairs = list(zip(tensors, outputs, strict=True))
+    return _submit(
+        "allreduce", name, process_set, pairs, op=op, prescale=scales[0], postscale=scales[1], grouped=grouped
+    )
+
+
+def _scatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    scales: tuple[float, float],
+    grouped: bool,
+) -> int:
+    check_reduced(*tensors)
+    if op not in (Average, Sum):
+        raise RuntimeError(f"reducescatter with op={op} is not supported: expected Average or Sum.")
+    pairs = [(tensor, None) for tensor in tensors]
+    return _submit(
+        "reducescatter", name, process_set, pairs, op=op, prescale=scales[0], postscale=scales[1], grouped=grouped
+    )
+
+
+def _submit(
+    kind: Kind,
+    name: str | None,
+    process_set: ProcessSet,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+    grouped: bool,
+    filled: threading.Event | None = None,
+    divided: bool = False,
+    **rest: Any,
+) -> int:
+    """Submit tensors under one handle; each has the name with its place behind it where they are several."""
+    engine, number = basics.engine(), number_of(process_set)
+    handle = next(_numbers)
+    base = name if name is not None else engine.next_name(number)
+    operations = []
+    for place, (tensor, output) in enumerate(pairs):
+        own = f"{base}_{place + 1}of{len(pairs)}" if grouped else base
+        group = {"group": base, "group_size": len(pairs)} if grouped else {}
+        request = Request(
+            kind, own, number, dtype_name(tensor), tuple(tensor.shape), tensor.device.type, **rest, **group
+        )
+        own_memory = tensor.detach()
+        into = own_memory if output is tensor else output
+        operations.append((request, Work(own_memory, into, filled=filled, divided=divided)))
+    _handles[handle] = _Handle(engine.submit(*operations), grouped)
+    for each, (_, output) in zip(_handles[handle].pending, pairs, strict=True):
+        each.given = output  # what the caller holds: the same memory as the engine's view of it
+    return handle
+
+
+def _value(pending: Pending) -> Any:
+    work = pending.result()
+    given = pending.given if pending.given is not None else work.output
+    return (given, work.received_splits) if pending.request.kind == "alltoall" else given

@@ -1,0 +1,1 @@
+"""Jobs on a cluster: schedulers, sites, job scripts, submission, status, requeueing."""

@@ -1,0 +1,106 @@
+"""OpenPBS and PBS Pro: qsub, qstat, qdel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tutti.launch.cluster.resources import Resources, show_time
+from tutti.launch.cluster.schedulers.commands import JobState, ask, read_id
+from tutti.launch.cluster.site import Site
+
+NAME = "pbs"
+SUBMIT = "qsub"
+PREFIX = "#PBS"
+JOB_ID = "PBS_JOBID"
+DIRECTIVES = {
+    "name": "-N {}",
+    "account": "-A {}",
+    "queue": "-q {}",
+    "select": "-l select={}",
+    "place": "-l place={}",
+    "filesystems": "-l filesystems={}",
+    "time": "-l walltime={}",
+    "output": "-o {}",
+    "joined": "-j oe",
+    "rerun": "-r y",
+}
+_STATES = {
+    "Q": "waiting",
+    "H": "waiting",
+    "W": "waiting",
+    "T": "waiting",
+    "S": "waiting",
+    "B": "running",
+    "R": "running",
+    "E": "ending",
+}
+
+
+def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
+    """What this scheduler is told, by the words of its dictionary."""
+    return {
+        **vars(resources),
+        "select": _select(site, resources),
+        "place": site.place,
+        "filesystems": site.filesystems,
+        "time": show_time(resources.seconds),
+        "output": logs / "job-pbs.out",  # PBS brings this file at the end of the job: the script writes one of its own
+        "joined": True,
+        "rerun": True,
+    }
+
+
+def end_time(seconds: int) -> list[str]:
+    """Shell that sets `ends`, the time at which the allocation ends, in seconds since 1970."""
+    return [f"ends=$(($(date +%s) + {seconds}))"]
+
+
+def submit(script: Path, after: str | None = None) -> str:
+    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    wait = ["-W", f"depend=afterany:{after}"] if after else []
+    return read_id(ask(SUBMIT, *wait, str(script), failing=True), SUBMIT)
+
+
+def query(job_id: str) -> JobState | None:
+    """How a job stands, or None where PBS has forgotten it."""
+    answer = ask("qstat", "-f", "-F", "json", job_id)
+    try:
+        facts = next(iter(json.loads(answer or "{}")["Jobs"].values()))
+    except (ValueError, KeyError, StopIteration):
+        return None
+    state = _STATES.get(facts.get("job_state", ""), "ended")
+    if state == "running":
+        return JobState(state, f"on {facts.get('exec_host', 'its nodes')}", _left(facts))
+    return JobState(state, facts.get("comment", ""))
+
+
+def cancel(job_id: str, at_once: bool) -> None:
+    """End a job: PBS sends TERM, and KILL after the site's delay."""
+    ask("qdel", *(["-W", "force"] if at_once else []), job_id, failing=True)
+
+
+def start_again(job_id: str, script: Path) -> str:
+    """Hand in the same script as a new job."""
+    return submit(script)
+
+
+def _select(site: Site, resources: Resources) -> str:
+    """Chunks, one a node; whole nodes need no count of what is in them."""
+    words = [str(resources.nodes), *([resources.constraint] if resources.constraint else [])]
+    if not site.whole_nodes:
+        cores = (resources.cores_per_rank or 1) * resources.ranks_per_node * site.threads_per_core
+        words += [f"ncpus={cores}", f"mpiprocs={resources.ranks_per_node}"]
+        words += [f"ngpus={resources.gpus_per_node}"] if resources.gpus_per_node else []
+    return ":".join(words)
+
+
+def _left(facts: dict[str, Any]) -> int | None:
+    try:
+        return _seconds(facts["Resource_List"]["walltime"]) - _seconds(facts["resources_used"]["walltime"])
+    except (KeyError, ValueError):  # a job that has just begun has used nothing yet
+        return None
+
+
+def _seconds(text: str) -> int:
+    hours, minutes, seconds = text.split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds)

@@ -1,0 +1,259 @@
+"""The first launcher of an elastic job: hosts come and go, ranks are lost, and training goes on in rounds.
+
+In a round all ranks train together. It ends when a rank is lost, when the ranks have saved because more of them could
+take part, or when training is complete. The next round goes on from the newest checkpoint.
+"""
+
+import platform
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tutti.errors import Interrupted, RankLost
+from tutti.launch.cluster.status import Progress
+from tutti.launch.elastic.messages import Reception
+from tutti.launch.elastic.rounds import Round, Rounds
+from tutti.launch.local import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
+from tutti.ranks.failures import Failure, first_cause
+from tutti.runs.folder import RunFolder
+from tutti.runs.listing import read_state
+
+_TICK_SECONDS = 0.2
+_LAST_CALL_SECONDS = 10.0  # for hosts that were started together with this one
+_PATIENCE_SECONDS = 3.0  # before the screen says that there are too few
+_SETTLE_SECONDS = 1.0  # hosts that come one after the other are taken in together
+_BROKEN_SECONDS = 5.0  # what ranks may take to end by themselves when others are lost
+_KILL_SECONDS = 10.0  # a rank that waits for one on a host that has lost its network does not notice
+_TRIES = 3  # rounds in a row that may end by a loss without a new checkpoint
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was asked of an elastic job."""
+
+    min_ranks: int
+    max_ranks: int
+    parts: int  # into which a global batch can be divided
+    wait_seconds: float = 300.0  # with too few ranks
+    pause_seconds: float = 10.0  # before a rank that was lost is started again
+    first_hosts: int = 1  # started together
+
+
+@dataclass
+class _Current:
+    """The round that is under way."""
+
+    round: Round
+    store: Any  # of its ranks; it ends with the last reference
+    before: Progress
+    running: set[int]  # hosts whose ranks have not ended
+    ended: list[tuple[int, Any]] = field(default_factory=list)  # ranks that did not complete, with their hosts
+    lost: list[str] = field(default_factory=list)  # ranks that are gone with their host
+    is_stopping: bool = False
+    broken_since: float | None = None
+
+    def breaks(self) -> None:
+        self.broken_since = self.broken_since or time.monotonic()
+
+
+class Lead:
+    """Decides what all hosts do; `run` returns when the job is over."""
+
+    def __init__(
+        self, terms: Terms, folder: RunFolder, arguments: list[str], reception: Reception, say: Callable[[str], None]
+    ) -> None:
+        self._terms = terms
+        self._folder = folder
+        self._arguments = arguments
+        self._reception = reception
+        self._say = say
+        self._rounds = Rounds(terms.min_ranks, terms.max_ranks, terms.parts, terms.pause_seconds)
+        self._current: _Current | None = None
+        self._news: list[str] = []  # since the last round began
+        self._leaving: set[int] = set()
+        self._signal: signal.Signals | None = None
+        self._short_since: float | None = None
+        self._short_told = False
+        self._fruitless = 0
+        self._start = self._last_join = time.monotonic()
+        self._over = False
+        self._failure: Failure | None = None
+
+    def stop(self, number: int, _: object = None) -> None:
+        """Have all ranks save and the job end; asked twice, end it at once. Serves as a signal handler."""
+        self._reception.put("signal", number=number)
+
+    def run(self) -> Failure | None:
+        """The whole job; why it ended before it was complete."""
+        while not self._over:
+            if event := self._reception.next(_TICK_SECONDS):
+                host, message = event
+                getattr(self, f"_on_{message.pop('kind')}")(host, **message)
+            self._act(time.monotonic())
+        return self._failure
+
+    # What hosts say.
+
+    def _on_join(self, host: int, places: int, order: int) -> None:
+        self._rounds.add(host, self._reception.names[host], places, order)
+        self._last_join = time.monotonic()
+        environment = {FOLDER_VARIABLE: str(self._folder.path.resolve()), LINE_VARIABLE: launch_line()}
+        self._reception.tell([host], "welcome", arguments=self._arguments, environment=environment)
+        if self._rounds.count:
+            self._news.append(f"host {self._reception.names[host]} has come")
+
+    def _on_ended(self, host: int, round: int, ranks: list[dict[str, Any]]) -> None:
+        from tutti.launch.elastic.agent import Ended
+
+        current = self._current
+        if current and round == current.round.number and host in current.running:
+            current.running.remove(host)
+            current.ended += [(host, Ended.from_content(rank)) for rank in ranks]
+            if ranks:
+                current.breaks()
+
+    def _on_leave(self, host: int) -> None:
+        if host not in self._leaving:
+            self._leaving.add(host)
+            self._news.append(f"host {self._reception.names[host]} has left")
+            self._rounds.remove(host)
+
+    def _on_gone(self, host: int) -> None:
+        self._rounds.remove(host)
+        self._leaving.discard(host)
+        current = self._current
+        if current and host in current.running:
+            current.running.remove(host)
+            ranks = ", ".join(map(str, current.round.ranks_of(host)))
+            current.lost.append(f"{ranks} on host {self._reception.names[host]}, which is gone")
+            current.breaks()
+
+    def _on_signal(self, _: int, number: int) -> None:
+        if self._current and self._signal:
+            self._reception.tell(self._current.running, "kill")
+        elif self._current:
+            self._say("stopping: the ranks save first; a second signal ends them at once")
+        self._signal = self._signal or signal.Signals(number)
+
+    # What is done about it.
+
+    def _act(self, now: float) -> None:
+        current = self._current
+        free = self._leaving - (current.running if current else set())
+        self._reception.tell(free, "end", code=0, text="")
+        self._leaving -= free
+        if current is None and self._signal:
+            self._end(self._unsaved(self._signal))
+        elif current is None:
+            self._begin_or_wait(now)
+        elif not current.running:
+            self._conclude(current, now)
+        elif current.broken_since is not None:
+            if now - current.broken_since > _BROKEN_SECONDS:
+                current.store = None  # ranks that wait for the lost ones at the store end, too
+            if now - current.broken_since > _KILL_SECONDS:
+                self._reception.tell(current.running, "kill")
+        elif not current.is_stopping and self._wants_to_stop(current, now):
+            current.is_stopping = True
+            self._reception.tell(current.running, "stop")
+
+    def _wants_to_stop(self, current: _Current, now: float) -> bool:
+        """A round ends for a signal, for a host that leaves, and for more ranks once it has trained."""
+        if self._signal or self._leaving & current.running:
+            return True
+        grows = self._rounds.grows(current.round, now) and now - self._last_join > _SETTLE_SECONDS
+        return grows and current.before.has_trained()
+
+    def _begin_or_wait(self, now: float) -> None:
+        everybody = len(self._rounds.hosts) >= self._terms.first_hosts or now - self._start > _LAST_CALL_SECONDS
+        new = self._rounds.next_round(now) if everybody or self._rounds.count else None
+        if new:
+            self._begin(new)
+            return
+        self._short_since = self._short_since or now
+        seconds = now - self._short_since
+        if not self._short_told and (self._rounds.count or seconds > _PATIENCE_SECONDS):
+            self._short_told = True
+            self._say(f"{self._shortage(now)}: waiting {self._terms.wait_seconds:g} s for more")
+        if seconds > self._terms.wait_seconds:
+            text = f"{self._shortage(now)}, for {self._terms.wait_seconds:g} s. Go on later with: {self._again()}"
+            self._end(self._own_failure(text, RankLost.exit_code))
+
+    def _begin(self, new: Round) -> None:
+        from torch.distributed import TCPStore
+
+        waiting = {0: "", 1: ", 1 more waits as a spare"}.get(new.spares, f", {new.spares} more wait as spares")
+        told = f" ({'; '.join(self._news)})" if self._news else ""
+        if new.number > 1 or waiting:
+            self._say(f"now on {_ranks(new.world_size)}{waiting}{told}")
+        self._news, self._short_since, self._short_told = [], None, False
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
+        for place, (host, ranks) in enumerate(new.shares.items()):
+            share = {"round": new.number, "ranks": ranks, "host": place, "hosts": len(new.shares), "port": store.port}
+            self._reception.tell([host], "round", share=share)
+
+    def _conclude(self, current: _Current, now: float) -> None:
+        """All ranks of a round have ended: is that the end, or does a next round follow?"""
+        self._current = None
+        killed = [(host, ended.failure) for host, ended in current.ended if ended.killed]
+        cause = first_cause([ended.failure for _, ended in current.ended]) if current.ended else None
+        has_stopped = cause is not None and cause.exit_code == Interrupted.exit_code
+        if read_state(self._folder) == "finished":
+            self._end(None)
+        elif self._signal:
+            self._end(cause if has_stopped else self._unsaved(self._signal))
+        elif killed or current.lost:
+            self._rest(current, killed, now)
+        elif cause and not cause.consequence and not (current.is_stopping and has_stopped):
+            self._end(cause)
+        elif not current.is_stopping:
+            text = cause.text.split("\n")[0] if cause else "all ranks ended before the run was complete"
+            self._count_loss(current, text)
+
+    def _rest(self, current: _Current, killed: list[tuple[int, Failure]], now: float) -> None:
+        """Places of ranks that were lost rest before they are used again."""
+        lost = list(current.lost)
+        for host, failure in killed:
+            given_up = ""
+            if host in self._rounds.hosts and not self._rounds.lose(host, now):
+                given_up = ", too often to start it again"
+            lost.append(f"{failure.rank} on host {failure.host}, {failure.text}{given_up}")
+        self._count_loss(current, f"{'ranks' if len(lost) > 1 else 'rank'} lost: {'; '.join(lost)}")
+
+    def _count_loss(self, current: _Current, text: str) -> None:
+        """A run that loses ranks again and again without getting on is not started for ever."""
+        self._news.append(text)
+        self._fruitless = 0 if current.before.has_saved() else self._fruitless + 1
+        if self._fruitless >= _TRIES:
+            text = f"{_TRIES} rounds in a row have ended without a new checkpoint, the last one by this: {text}"
+            self._end(self._own_failure(text, RankLost.exit_code))
+
+    def _end(self, failure: Failure | None) -> None:
+        self._over, self._failure = True, failure
+        code, text = (failure.exit_code, failure.text) if failure else (0, "")
+        self._reception.tell_all("end", code=code, text=text)
+
+    # What is said about it.
+
+    def _shortage(self, now: float) -> str:
+        present, lost = self._rounds.present(now), f" ({'; '.join(self._news)})" if self._news else ""
+        usable = "" if present < self._terms.min_ranks else ", over which the global batch does not split"
+        return f"{_ranks(present)} here{usable}, at least {self._terms.min_ranks} needed{lost}"
+
+    def _unsaved(self, number: signal.Signals) -> Failure:
+        text = f"stopped on {number.name} before anything more was saved. Go on with: {self._again()}"
+        return self._own_failure(text, Interrupted.exit_code)
+
+    def _again(self) -> str:
+        least, most = self._terms.min_ranks, self._terms.max_ranks
+        return f"tutti train {self._folder.path} --min-ranks {least} --max-ranks {most}"
+
+    def _own_failure(self, text: str, exit_code: int) -> Failure:
+        return Failure(0, platform.node(), time.time(), exit_code, text, said=True, consequence=False)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -1,0 +1,1 @@
+"""One rank among others: its environment, rendezvous, process group, device, threads, hang detection, seeds."""

@@ -1,0 +1,67 @@
+"""The device of a rank and the threads it may use."""
+
+import os
+
+import torch
+
+from tutti.config.schema import RuntimeConfig, Where
+from tutti.errors import LaunchError
+from tutti.ranks.cores import Binding, bind, threads_per_rank
+from tutti.ranks.placement import Placement
+
+
+def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
+    """Pin this rank to its GPU, or to the CPU where there is none or the recipe says so."""
+    if not uses_gpus(config):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = placement.local_rank
+    if count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
+        index = 0
+    else:
+        check_gpus(config, placement.local_size)
+    torch.cuda.set_device(index)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    return torch.device("cuda", index)
+
+
+def check_gpus(config: RuntimeConfig, local_size: int) -> None:
+    """Refuse more ranks on this host than it has GPUs."""
+    if uses_gpus(config) and (count := torch.cuda.device_count()) < local_size:
+        raise LaunchError(
+            f"{local_size} ranks on this host, but {count} visible GPU(s): each rank needs its own. "
+            f"Start {count} rank(s), or set runtime.device=cpu."
+        )
+
+
+def uses_gpus(config: RuntimeConfig) -> bool:
+    """Whether ranks run on GPUs here."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise LaunchError("runtime.device='cuda', but torch sees no GPU here. Set runtime.device=cpu.")
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
+def applies(where: Where, device: torch.device) -> bool:
+    """Whether a switch of the recipe is on for this device."""
+    return device.type == "cuda" if where == "gpu" else where
+
+
+def set_determinism(config: RuntimeConfig) -> None:
+    """Take only kernels that give the same bits each time, if the recipe asks for it; on a CPU they are the rule."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def bind_rank(config: RuntimeConfig, placement: Placement) -> Binding:
+    """Bind this rank to cores of its host as the recipe says, before threads are started."""
+    return bind(
+        config.binding, placement.local_rank, placement.local_size, shared=placement.launcher in ("none", "torchrun")
+    )
+
+
+def set_threads(config: RuntimeConfig, placement: Placement) -> int:
+    """Limit this rank to its share of the host's cores."""
+    threads = threads_per_rank(placement.local_size, os.environ, config.threads)
+    torch.set_num_threads(threads)
+    return threads

@@ -1,0 +1,35 @@
+"""Which rank this process is: one module for each launcher, and `discover`, which asks them."""
+
+from tutti.errors import LaunchError
+from tutti.ranks.environments import horovod, mpich, open_mpi, slurm, solo, torchrun
+from tutti.ranks.placement import Environment, Placement, number
+
+# Inner launchers first. Under mpirun or torchrun in an allocation, Slurm's variables are those of the daemon.
+_INNER = (torchrun, horovod, open_mpi, mpich)
+_OUTER = (slurm, solo)
+
+
+def discover(env: Environment) -> Placement:
+    """This process's place in its run."""
+    present = [reader for reader in _INNER if reader.is_present(env)]
+    found = [reader.read(env).checked() for reader in present]
+    for other in found[1:]:
+        if not _agree(found[0], other, env):
+            raise LaunchError(
+                f"two launchers at once: {found[0].launcher} says rank {found[0].rank} of {found[0].world_size}, "
+                f"{other.launcher} says rank {other.rank} of {other.world_size}. "
+                "Start the ranks with one of them, or unset the variables of the other."
+            )
+    if found:
+        return found[0]
+    return next(reader.read(env).checked() for reader in _OUTER if reader.is_present(env))
+
+
+def _agree(inner: Placement, outer: Placement, env: Environment) -> bool:
+    """The same rank told twice, or one torchrun agent on each rank of an outer launcher."""
+    if (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
+        return True
+    if inner.launcher != torchrun.NAME:
+        return False
+    agents = number(env, "GROUP_WORLD_SIZE", default=0)
+    return (inner.node_rank, agents) == (outer.rank, outer.world_size)

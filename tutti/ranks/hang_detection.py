@@ -1,0 +1,305 @@
+"""Hang detection and stopping: threads beside the one that trains, on every rank.
+
+They notice a request to stop, and have all ranks agree on the step after which the run stops. They notice a wait that
+does not end, and have all ranks report where they are. Ranks exchange these messages through the store, never through
+collectives, which may be what hangs.
+"""
+
+import json
+import os
+import platform
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+
+from tutti.config.schema import RuntimeConfig
+from tutti.errors import DeadlineError, Interrupted, RankLost, TrainingError, TuttiError
+from tutti.ranks.failures import end_rank, is_consequence
+from tutti.ranks.messages import Mail
+from tutti.ranks.placement import Placement
+from tutti.ranks.positions import Finding, Phase, Whereabouts, find_missing, stack_of
+from tutti.ranks.stop_agreement import Stopping
+from tutti.ranks.time_limit import allocation_end
+from tutti.runs.files import write_durably
+from tutti.runs.folder import RunFolder
+from tutti.runs.record import Record
+
+ANSWER_SECONDS = 4.0  # how long a rank may take to say where it is
+QUICK_ANSWER_SECONDS = 1.0  # where it is known that one has gone
+_VERDICT_SECONDS = 20.0
+_WORD_SECONDS = 0.5  # how long word of a failing rank may be under way when its connections are already closed
+
+
+class Search:
+    """What this rank knows and says of ranks that are missing or have failed."""
+
+    def __init__(
+        self, mail: Mail, rank: int, hosts: Sequence[str], whereabouts: Callable[[], Whereabouts], screen: int
+    ) -> None:
+        self.folder: RunFolder | None = None  # where a finding is written, once the run has a folder
+        self.failed: tuple[int, str, int] | None = None  # another rank, what it said, its exit code
+        self.explains = False  # the main thread is here, and ends this rank itself
+        self._mail = mail
+        self._rank = rank
+        self._hosts = hosts
+        self._whereabouts = whereabouts
+        self._screen = screen
+        self._answers: dict[int, Whereabouts] = {}
+        self._answered = threading.Condition()
+        self._word = threading.Event()
+        self._verdict: tuple[str, int] | None = None
+        self._spoken = threading.Event()
+
+    def tell_failure(self, error: Exception) -> None:
+        """Spare the others the search for a rank that knows itself why it ends."""
+        text = str(error) if isinstance(error, TuttiError) else f"{type(error).__name__}: {error}"
+        code = error.exit_code if isinstance(error, TuttiError) else 1
+        with suppress(RuntimeError):
+            self._mail.send_all("failed", self._rank, text.split("\n")[0], code)
+
+    def wait_for_word(self) -> TuttiError | None:
+        """What another rank has said of its own failure, as an error of this one."""
+        self.explains = True
+        return self.known_failure() if self._word.wait(_WORD_SECONDS) else None
+
+    def known_failure(self) -> TuttiError | None:
+        """The same, if it has been said."""
+        if self.failed is None:
+            return None
+        rank, text, exit_code = self.failed
+        known = TrainingError(f"rank {rank} on host {self._hosts[rank]} failed: {text}")
+        known.exit_code, known.told = exit_code, True
+        return known
+
+    def report(self, what: str, answer_seconds: float) -> TuttiError:
+        """The common verdict of all ranks, as an error of this one."""
+        self.explains = True
+        try:
+            first = self._mail.is_first_to("report")
+            if first:
+                self._conclude(what, answer_seconds)
+            self._spoken.wait(_VERDICT_SECONDS)
+        except RuntimeError:
+            return RankLost(f"{what}: rank 0 on host {self._hosts[0]}, which holds the store, is gone or out of reach.")
+        if self._verdict is None:
+            return RankLost(f"{what}: no rank could find out who is missing.")
+        text, exit_code = self._verdict
+        error = RankLost(text) if exit_code == RankLost.exit_code else DeadlineError(text)
+        error.told = not first
+        return error
+
+    def end_all(self, what: str) -> None:
+        """The same from another thread, since the main thread is stuck: the verdict then ends this rank."""
+        if self.explains:
+            return
+        if self._mail.is_first_to("report"):
+            self._conclude(what, ANSWER_SECONDS, stuck=True)
+        self._spoken.wait(_VERDICT_SECONDS)
+
+    def on_where(self, asker: int) -> None:
+        self._mail.send(asker, "here", self._whereabouts())
+
+    def on_here(self, answer: Whereabouts) -> None:
+        with self._answered:
+            self._answers[answer.rank] = answer
+            self._answered.notify()
+
+    def on_failed(self, rank: int, text: str, exit_code: int) -> None:
+        if rank != self._rank and self.failed is None:
+            self.failed = (rank, text, exit_code)
+            self._word.set()
+
+    def on_verdict(self, text: str, exit_code: int, reporter: int) -> None:
+        self._verdict = (text, exit_code)
+        self._spoken.set()
+        if not self.explains:
+            end_rank(self._rank, text, exit_code, self._screen if reporter == self._rank else None)
+
+    def _conclude(self, what: str, answer_seconds: float, stuck: bool = False) -> None:
+        """Ask all ranks where they are, write down what follows, and tell everybody."""
+        with self._answered:
+            self._mail.send_all("where", self._rank)
+            self._answered.wait_for(lambda: len(self._answers) == len(self._hosts), answer_seconds)
+            answers = list(self._answers.values())
+        finding = find_missing(answers, self._hosts, what)
+        exit_code = RankLost.exit_code if finding.silent else DeadlineError.exit_code
+        self._write_down(finding, answers, stuck)
+        self._mail.send_all("verdict", finding.text, exit_code, self._rank)
+
+    def _write_down(self, finding: Finding, answers: Sequence[Whereabouts], stuck: bool) -> None:
+        if self.folder is None:
+            return
+        content = asdict(finding) | {"ranks": [asdict(answer) for answer in answers], "time": time.time()}
+        with suppress(OSError):
+            write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
+            if stuck:  # no main thread will do it
+                Record.open(self.folder.record).end("failed", failure=finding.text.split("\n")[0])
+
+
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+_LONGEST_INTERVAL = 2.0  # seconds between two looks
+
+
+class Watch:
+    """What the main thread tells of itself, and the threads that look on."""
+
+    def __init__(self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig) -> None:
+        self.save_seconds = 0.0  # what a checkpoint has been taking, at most
+        self._rank = placement.rank
+        self._deadline = config.timeout_seconds
+        self._margin = config.margin_seconds
+        self._interval = min(_LONGEST_INTERVAL, config.timeout_seconds / 8)
+        self._ends = allocation_end(os.environ) if placement.rank == 0 else None
+        self._mark: tuple[Phase, int, float] | None = None
+        self._main = threading.get_ident()
+        self._screen = os.dup(2)  # the real one: what a rank prints goes to its log while it trains
+        self._mail = Mail(store, placement.rank, placement.world_size)
+        self._stopping = Stopping(self._mail, placement.rank, placement.world_size)
+        self._search = Search(self._mail, placement.rank, hosts, self._whereabouts, self._screen)
+        self._closed = False
+        self._take_signals()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)]
+        for thread in self._threads:
+            thread.start()
+
+    # What the main thread says and asks.
+
+    def at(self, phase: Phase, step: int) -> None:
+        """The main thread begins a part of a step; the time until its next word has a deadline."""
+        self._mark = (phase, step, time.monotonic())
+
+    def rests(self) -> None:
+        """The main thread does what may take any time."""
+        self._mark = None
+
+    def writes_to(self, folder: RunFolder) -> None:
+        """Where a finding is written."""
+        self._search.folder = folder
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops before its end, if it does."""
+        return self._stopping.reason
+
+    def goes_on(self, step: int) -> bool:
+        """Whether the step after this one is to be made; all ranks get the same answers."""
+        answer = self._stopping.goes_on(step)
+        if answer is None:
+            what = "ranks could not agree on a step to stop at"
+            raise self._search.known_failure() or self._search.report(what, QUICK_ANSWER_SECONDS)
+        return answer
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn a connection that broke, or a wait that was too long, into what is known of its cause."""
+        try:
+            yield
+        except Interrupted:
+            raise
+        except Exception as error:
+            if isinstance(error, DeadlineError) or is_consequence(error):
+                raise self._explain(error) from error
+            if not (isinstance(error, TuttiError) and error.agreed):
+                self._search.tell_failure(error)
+            raise
+
+    def close(self) -> None:
+        """End the threads; the signals mean again what they did before."""
+        if self._closed:
+            return
+        self._closed = True
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._before[0])
+            for number, handler in self._before[1].items():
+                signal.signal(number, handler)
+        self._mail.close()
+        with suppress(OSError):
+            os.write(self._wake, b"\0")
+        for thread in self._threads:
+            thread.join(5)
+        for handle in (self._wake, self._signals, self._screen):
+            os.close(handle)
+
+    def _explain(self, error: Exception) -> TuttiError:
+        """What is known of a failure that another rank has caused."""
+        if known := self._search.wait_for_word():
+            return known
+        step = f"step {self._mark[1]:,}" if self._mark else "the start of the run"
+        if isinstance(error, DeadlineError) or "timed out" in str(error).lower():
+            return self._search.report(f"{step} did not end within {self._deadline:g} s", ANSWER_SECONDS)
+        return self._search.report(f"the connection to another rank was lost in {step}", QUICK_ANSWER_SECONDS)
+
+    # The thread that looks at signals, the clock and the main thread.
+
+    def _take_signals(self) -> None:
+        """Signals wake the watch at once, even while the main thread waits inside a library."""
+        self._signals, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._before: tuple[int, dict[signal.Signals, Any]] = (-1, {})
+        if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.signal(number, _heed) for number in _SIGNALS}
+            self._before = (signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False), handlers)
+
+    def _look(self) -> None:
+        patience = 0.0  # the first look is at once: a short run may begin when no time is left
+        while True:
+            ready, _, _ = select.select([self._signals], [], [], patience)
+            numbers = os.read(self._signals, 64) if ready else b""
+            patience = self._interval
+            if self._closed:
+                return
+            with suppress(RuntimeError):  # the store is gone: the main thread will find out
+                for number in numbers:
+                    if number in _SIGNALS:
+                        self._stopping.ask(f"on {signal.Signals(number).name}")
+                if self._ends is not None and self._is_short(self._ends - time.time()):
+                    self._stopping.ask("before the end of the allocation")
+                    self._ends = None
+                mark = self._mark
+                if mark is not None and time.monotonic() - mark[2] > self._deadline:
+                    self._search.end_all(f"step {mark[1]:,} did not end within {self._deadline:g} s")
+
+    def _is_short(self, seconds_left: float) -> bool:
+        """Whether there is just enough time for the step under way and a checkpoint."""
+        mark = self._mark
+        step_seconds = time.monotonic() - mark[2] if mark else 0.0
+        return seconds_left < self._margin + 1.5 * self.save_seconds + step_seconds
+
+    # The thread that hears what other watches say.
+
+    def _listen(self) -> None:
+        heard = {
+            "stop": self._stopping.on_stop,
+            "begun": self._stopping.on_begun,
+            "last": self._stopping.on_last,
+            "where": self._search.on_where,
+            "here": self._search.on_here,
+            "failed": self._on_failed,
+            "verdict": self._search.on_verdict,
+        }
+        with suppress(RuntimeError):
+            while True:
+                kind, *content = self._mail.receive()
+                if kind == "over":
+                    return
+                heard[kind](*content)
+
+    def _on_failed(self, rank: int, text: str, exit_code: int) -> None:
+        self._search.on_failed(rank, text, exit_code)
+        self._stopping.end_waiting()
+
+    def _whereabouts(self) -> Whereabouts:
+        phase, step, since = self._mark or (Phase.BATCH, 0, time.monotonic())
+        seconds = time.monotonic() - since
+        return Whereabouts(self._rank, platform.node(), phase, step, seconds, stack_of(self._main))
+
+
+def _heed(*_: object) -> None:
+    """The watch has read the signal from its pipe."""

@@ -1,0 +1,157 @@
+"""The network interface over which ranks on several hosts reach each other: chosen, tried, and named if it is wrong."""
+
+import fcntl
+import os
+import platform
+import socket
+import struct
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tutti.errors import LaunchError
+from tutti.ranks.placement import Placement
+from tutti.ranks.store import wait_for_all
+
+_VARIABLE = "GLOO_SOCKET_IFNAME"
+_CONNECT_SECONDS = 10.0
+_STAY_SECONDS = 5.0
+_MOST_PROBLEMS = 16
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_LOOPBACK = "lo"
+
+
+def settle_interface(placement: Placement, store: dist.Store, seconds: float) -> None:
+    """Have Gloo use an interface that other hosts reach; every rank enters, and all raise what one of them found."""
+    store = dist.PrefixStore("interface", store)
+    if placement.world_size == 1 or store.check(["tried/open"]):  # nobody to reach, or settled when they met before
+        return
+    fitting, several_hosts = _fitting_interface(placement, store, seconds)
+    chosen = os.environ.get(_VARIABLE) or fitting
+    problem = _problem(chosen, several_hosts)
+    with ExitStack() as until_all_have_tried:
+        if several_hosts:
+            where = "" if problem else _listen(chosen, until_all_have_tried)
+            store.set(f"where/{placement.rank}", where)
+            problem = problem or _cannot_reach((placement.rank + 1) % placement.world_size, store)
+        if problem:
+            number = store.add("problems", 1)
+            store.set(f"problem/{number}", f"rank {placement.rank} on host {platform.node()}: {problem}")
+        wait_for_all(store, placement.rank, placement.world_size, "tried", "the choice of the interface", seconds)
+    if count := store.add("problems", 0):
+        raise _agreed(placement, store, count)
+    if chosen:
+        os.environ[_VARIABLE] = chosen
+
+
+def interface_towards(address: str) -> str | None:
+    """The interface through which packets to a host leave, if its address tells."""
+    source = _source(address)
+    return next((name for name, addresses in interfaces().items() if source in addresses), None)
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The interfaces of this host that have addresses, and these."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # this one has no address
+                answer = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()))
+                found[name] = [socket.inet_ntoa(answer[20:24])]
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            if not (address := IPv6Address(bytes.fromhex(digits))).is_link_local:
+                found.setdefault(name, []).append(str(address))
+    return found
+
+
+def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) -> tuple[str | None, bool]:
+    """The interface towards the first host, and on that host towards another; and whether there is another."""
+    if placement.world_size == placement.local_size:
+        return (_LOOPBACK if _LOOPBACK in interfaces() else None), False
+    assert placement.address
+    source = source_towards(placement.address)
+    is_elsewhere = source is not None
+    if source is not None:
+        store.set("elsewhere", source)
+    wait_for_all(store, placement.rank, placement.world_size, "looked", "the choice of the interface", seconds)
+    if is_elsewhere:
+        return interface_towards(placement.address), True
+    if store.check(["elsewhere"]):
+        return interface_towards(store.get("elsewhere").decode()), True
+    return _LOOPBACK, False  # several names of one host
+
+
+def source_towards(host: str) -> str | None:
+    """The address of this host that packets to another would carry; None where the other is this one."""
+    source = _source(host)
+    own = [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)]
+    return None if source in own or ip_address(source).is_loopback else source
+
+
+def _source(host: str) -> str:
+    """Nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def _problem(chosen: str | None, several_hosts: bool) -> str | None:
+    """What is wrong with the names that were given, seen from this host alone."""
+    there = interfaces()
+    for name in (chosen or "").split(","):
+        is_loopback = name in there and ip_address(there[name][0]).is_loopback
+        if is_loopback and several_hosts:
+            return f"{_VARIABLE}={chosen}, but other hosts cannot reach it. {_advice()}"
+        if name and there and name not in there:  # some systems do not tell their interfaces
+            return f"{_VARIABLE}={chosen}, but there is no such interface with an address. {_advice()}"
+    return None
+
+
+def _advice() -> str:
+    listed = ", ".join(f"{name} ({', '.join(addresses)})" for name, addresses in interfaces().items())
+    return f"Set {_VARIABLE} to the interface that connects the hosts, or unset it; there are {listed}."
+
+
+def _listen(chosen: str | None, stack: ExitStack) -> str:
+    """Wait for the rank before this one; the words that tell it where, or none if the address is not known."""
+    interface = (chosen or "").split(",")[0]
+    if not (addresses := interfaces().get(interface)):
+        return ""
+    family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+    listener = stack.enter_context(socket.create_server((addresses[0], 0), family=family))
+    address, port = listener.getsockname()[:2]
+    return f"{platform.node()} {interface} {address} {port}"
+
+
+def _cannot_reach(rank: int, store: dist.Store) -> str | None:
+    """Connect to the next rank: over all ranks, every way from host to host is gone once."""
+    where = store.get(f"where/{rank}").decode()
+    if not where:
+        return None
+    host, interface, address, port = where.split()
+    try:
+        socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return f"cannot reach rank {rank} on host {host} at {address}:{port}, its {interface}: {reason}. {_advice()}"
+    return None
+
+
+def _agreed(placement: Placement, store: dist.Store, count: int) -> LaunchError:
+    """The error that every rank raises; rank 0, whose process may hold the store, stays until all have read it."""
+    problems = [store.get(f"problem/{number}").decode() for number in range(1, min(count, _MOST_PROBLEMS) + 1)]
+    if store.add("read", 1) == placement.world_size:
+        store.set("read/open", "")
+    if placement.rank == 0:
+        with suppress(dist.DistError):
+            store.wait(["read/open"], timedelta(seconds=_STAY_SECONDS))
+    first = min(problems, key=lambda line: int(line.split()[1]))
+    error = LaunchError(first + (f" (And {count - 1} more of {placement.world_size} ranks.)" if count > 1 else ""))
+    error.agreed = True
+    return error

@@ -1,0 +1,65 @@
+"""A user's script as a rank: with the variables of torchrun, and its output in its log."""
+
+import atexit
+import os
+import runpy
+import sys
+import traceback
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from tutti.errors import ConfigError, LaunchError
+from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
+from tutti.runs.output import Tee, captured_output
+
+
+def check_script(path: str) -> None:
+    """Refuse a script that is not there before anything starts."""
+    if not Path(path).is_file():
+        raise ConfigError(f"script {path!r}: no such file in {Path.cwd()}. Give the path of a Python file.")
+
+
+def offer_horovod() -> str | None:
+    """Have `import horovod` find tutti's, unless a real Horovod is there: what that is, in words."""
+    with suppress(PackageNotFoundError):
+        return f"Horovod {version('horovod')} is installed"
+    spec = find_spec("horovod")
+    if spec is None or spec.origin is None:  # a folder of that name is not yet a package
+        sys.path.append(str(Path(__file__).parents[1] / "horovod" / "alias"))
+        return None
+    ours = b"tutti" in Path(spec.origin).read_bytes()
+    return None if ours else f"found in {spec.origin}"
+
+
+def run_script(path: str, arguments: list[str], placement: Placement, folder: RunFolder | None) -> None:
+    """Run a script in this process as `python script.py arguments` would."""
+    if placement.world_size > 1 and (placement.address is None or placement.port is None):
+        raise LaunchError(f"{placement.launcher} does not say where rank 0 is. Set MASTER_ADDR and MASTER_PORT.")
+    os.environ |= {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "MASTER_ADDR": placement.address or "127.0.0.1",
+        "MASTER_PORT": str(placement.port or 29_500),
+        "OMP_NUM_THREADS": str(threads_per_rank(placement.local_size, os.environ)),
+    }
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).parent.resolve())
+    other = offer_horovod()
+    if other and placement.rank == 0 and b"horovod" in Path(path).read_bytes():
+        print(f"import horovod: {other}, which tutti does not replace", file=sys.stderr)
+    if folder is None:
+        runpy.run_path(path, run_name="__main__")
+        return
+    with captured_output(folder.log(placement.rank), on_screen=placement.rank == 0):
+        try:
+            runpy.run_path(path, run_name="__main__")
+            atexit._run_exitfuncs()  # the script's own, while its output is kept: the rank leaves without them
+        except Exception:
+            traceback.print_exc(file=sys.stderr.log if isinstance(sys.stderr, Tee) else None)
+            raise

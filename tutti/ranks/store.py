@@ -1,0 +1,104 @@
+"""All ranks of a job at one store: where rank 0 is, and what to say when it cannot be reached."""
+
+import os
+import platform
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from tutti.errors import DeadlineError, LaunchError
+from tutti.ranks.placement import Placement
+from tutti.ranks.positions import name_ranks
+from tutti.ranks.rendezvous import find_store, open_door
+
+_STAY_SECONDS = 5.0
+
+
+def meet(placement: Placement, seconds: float) -> dist.Store:
+    """The store of this job's ranks; one that rank 0 or torchrun's agent holds."""
+    if placement.world_size == 1:
+        return dist.HashStore()
+    if placement.address is None or placement.port is None:
+        raise LaunchError(f"{placement.launcher} does not say where rank 0 is. Set MASTER_ADDR and MASTER_PORT.")
+    if placement.key is None:
+        held_here = placement.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = _store(placement.rank, placement.address, placement.port, held_here, seconds)
+    elif placement.rank == 0:
+        _check_that_rank_0_is_here(placement)
+        store = _store(0, "127.0.0.1", 0, True, seconds)  # at any free port, for all addresses of this host
+        open_door(placement.key, store.port, placement.world_size - 1, seconds)
+    else:
+        port = find_store(placement.key, placement.address, placement.rank, seconds)
+        store = _store(placement.rank, placement.address, port, False, seconds)
+    return dist.PrefixStore(f"start/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _store(rank: int, address: str, port: int, held_here: bool, seconds: float) -> dist.TCPStore:
+    timeout = timedelta(seconds=seconds)
+    try:
+        return dist.TCPStore(address, port, is_master=held_here, timeout=timeout, wait_for_workers=False)
+    except dist.DistError as error:
+        where = f"{address}:{port}"
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            raise LaunchError(
+                f"rank 0 cannot listen on {where}: the port is in use. Set MASTER_PORT to a free one, on all ranks."
+            ) from error
+        raise DeadlineError(
+            f"rank {rank} on host {platform.node()} could not reach rank 0 at {where} within {seconds:g} s. "
+            "Check that rank 0 runs there and that the network between the hosts is open."
+        ) from error
+
+
+def _check_that_rank_0_is_here(placement: Placement) -> None:
+    """The first host of a list is where rank 0 runs unless the launcher was told otherwise."""
+    if "MASTER_ADDR" in os.environ:  # may be the address of a service in front of this host
+        return
+    for family, kind, protocol, _, address in _resolved(placement):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind((address[0], 0))
+            except OSError:
+                continue
+            return
+    raise LaunchError(
+        f"rank 0 runs on host {platform.node()}, but the first host of this {placement.launcher} job is "
+        f"{placement.address}, where the other ranks look for it. Set MASTER_ADDR={platform.node()} for all ranks."
+    )
+
+
+def _resolved(placement: Placement) -> list[tuple]:
+    try:
+        return socket.getaddrinfo(placement.address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(
+            f"the host of rank 0, {placement.address}, is not known on host {platform.node()}: {error.strerror}. "
+            "Set MASTER_ADDR to a name or address that all hosts know."
+        ) from error
+
+
+def wait_for_all(store: dist.Store, rank: int, world_size: int, key: str, what: str, seconds: float) -> None:
+    """Wait until every rank is here, or say who is not."""
+    store.set(f"{key}/{rank}", "")
+    if store.add(f"{key}/count", 1) == world_size:
+        store.set(f"{key}/open", "")
+    try:
+        store.wait([f"{key}/open"], timedelta(seconds=seconds))
+    except dist.DistError as error:
+        raise DeadlineError(
+            f"rank {rank} on host {platform.node()} waited {seconds:g} s at {what}: "
+            f"{_absence(store, rank, world_size, key)} Look at the logs of the missing ranks."
+        ) from error
+
+
+def _absence(store: dist.Store, rank: int, world_size: int, key: str) -> str:
+    """Who is missing; rank 0, whose process may hold the store, stays until those who are here have asked."""
+    try:
+        here = [other for other in range(world_size) if store.check([f"{key}/{other}"])]
+        store.set(f"{key}/{rank}/told", "")
+        if rank == 0:
+            store.wait([f"{key}/{other}/told" for other in here], timedelta(seconds=_STAY_SECONDS))
+    except dist.DistError:
+        return "rank 0, which knows who is missing, is gone or does not answer."
+    missing = [other for other in range(world_size) if other not in here]
+    return f"missing {name_ranks(missing)}, arrived {name_ranks(here)} of {world_size}."

@@ -1,1 +1,0 @@
-"""What a run leaves: the run folder, its writers and its readers."""

@@ -1,0 +1,239 @@
+"""The charts of a study of ranks: throughput, efficiency, parts of a step, communication."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, Study, axis_along, log_axis
+from tutti.study.conclusions import GOOD
+from tutti.study.efficiency import ScalePoint, Scaling
+from tutti.study.fits import Estimate
+from tutti.study.numbers import count, duration, percent, percent_between
+from tutti.study.outcome import SHARES
+
+PART_COLOURS = {"computing": 0, "communication": 1, "waiting": 3, "reading": 4, "rest": 6}
+
+
+def scale_charts(studies: Sequence[Study]) -> list[Chart]:
+    """All charts that the studies have figures for."""
+    known = [study for study in studies if study.analysis.scaling]
+    if not known:
+        return []
+    found = [_throughput(known), _efficiency(known), _parts(known), _communication(known)]
+    return [chart for chart in found if chart]
+
+
+def _throughput(studies: Sequence[Study]) -> Chart:
+    curves = []
+    for index, study in enumerate(studies):
+        points = _scaling(study).points
+        curves.append(
+            _with_intervals(study.name, points, lambda point: point.speed, _speed_text, colour=index, style=index)
+        )
+        curves += _single_runs(study, index)
+        ideal = [points[0].speed.value * point.ranks / points[0].ranks for point in points]
+        name = "ideal" if len(studies) == 1 else f"ideal, {study.name}"
+        curves.append(
+            Curve(name, [point.ranks for point in points], ideal, colour=NEUTRAL, style=1 + index, marks=False)
+        )
+    return Chart(
+        "throughput",
+        "Throughput",
+        "Samples per second of all ranks: medians with 95 % intervals, single runs as small marks (crosses: outliers), "
+        "and the ideal from the smallest number of ranks.",
+        axis_along("ranks", _all_ranks(studies), log=True),
+        log_axis("samples/s", [value for curve in curves for value in curve.y]),
+        tuple(curves),
+    )
+
+
+def _efficiency(studies: Sequence[Study]) -> Chart:
+    def text(point: ScalePoint) -> str:
+        return f"{_of(point)}<br>efficiency {percent_between(point.efficiency, 1)}"
+
+    curves = [
+        _with_intervals(study.name, _scaling(study).points, lambda point: point.efficiency, text, colour=i, style=i)
+        for i, study in enumerate(studies)
+    ]
+    ranks = sorted(set(_all_ranks(studies)))
+    ends = [ranks[0], ranks[-1]]
+    curves.append(Curve(percent(GOOD), ends, [GOOD, GOOD], colour=NEUTRAL, style=1, marks=False))
+    highest = max(point.efficiency.high for study in studies for point in _scaling(study).points)
+    return Chart(
+        "efficiency",
+        "Efficiency",
+        "Samples per second and rank against the smallest number of ranks, with 95 % bootstrap intervals over runs and "
+        "log windows.",
+        axis_along("ranks", ranks, log=True),
+        Axis("efficiency", percent=True, least=0.0, most=max(1.1, 1.05 * highest)),
+        tuple(curves),
+    )
+
+
+def _parts(studies: Sequence[Study]) -> Chart | None:
+    bars = [(study, point) for study in studies for point in _scaling(study).points if point.shares]
+    if not bars:
+        return None
+    bars.sort(key=lambda each: each[1].ranks)
+    several = len(studies) > 1
+    places = [f"{p.ranks}, {study.name}" if several else str(p.ranks) for study, p in bars]
+    curves = [
+        Curve(
+            part,
+            places,
+            [point.shares[part] for _, point in bars],
+            [_part_text(point, part) for _, point in bars],
+            colour=PART_COLOURS[part],
+        )
+        for part in sorted(SHARES, key=list(PART_COLOURS).index)
+    ]
+    return Chart(
+        "parts",
+        "Where a step goes",
+        "Shares of a step by number of ranks. Communication is what is exposed: not hidden behind the backward pass. "
+        "Waiting is for the slowest rank.",
+        Axis("ranks"),
+        Axis("share of a step", percent=True, least=0.0, most=1.0),
+        tuple(curves),
+        kind="bars",
+    )
+
+
+def _communication(studies: Sequence[Study]) -> Chart | None:
+    """Seconds a step, with the line fitted to them."""
+    curves = []
+    for index, study in enumerate(studies):
+        scaling = _scaling(study)
+        points = [point for point in scaling.points if point.ranks > 1 and point.seconds("communication")]
+        if not points:
+            continue
+        curves.append(
+            _with_intervals(study.name, points, _exposed_ms, _exposed_text, colour=index, style=index, line=False)
+        )
+        if scaling.communication:
+            along = np.geomspace(points[0].ranks, points[-1].ranks, 40).tolist()
+            values = [1e3 * scaling.communication.seconds(ranks) for ranks in along]
+            name = f"fit, {study.name}" if len(studies) > 1 else "fit"
+            curves.append(Curve(name, along, values, colour=index, style=1, marks=False))
+    if not curves:
+        return None
+    curves += _by_links(studies)
+    links = next((study.analysis.links for study in studies if study.analysis.links), None)
+    source = f" Beside it one all-reduce of the gradients by the collectives of {links.source}." if links else ""
+    return Chart(
+        "communication",
+        "Exposed communication",
+        "Time of a step in which ranks wait for averaged gradients and do nothing else, and the fit "
+        f"latency + volume x 2 (n - 1) / n.{source}",
+        axis_along("ranks", [ranks for ranks in _all_ranks(studies) if ranks > 1], log=True),
+        Axis("ms a step", least=0.0),
+        tuple(curves),
+    )
+
+
+def _by_links(studies: Sequence[Study]) -> list[Curve]:
+    """What one all-reduce of the gradients takes by the model of measured collectives; once where it is the same."""
+    known = {
+        tuple((e.ranks, e.seconds) for e in study.analysis.links.exchanges): study
+        for study in studies[::-1]
+        if study.analysis.links
+    }
+    curves = []
+    for pairs, study in reversed(known.items()):
+        assert study.analysis.links is not None
+        name = f"all-reduce, {study.name}" if len(known) > 1 else "all-reduce by the links"
+        texts = [
+            f"{each.ranks} ranks<br>all-reduce of {each.size} by the links: {duration(each.seconds)}"
+            f"<br>exposed: {percent_between(each.ratio)} of it"
+            for each in study.analysis.links.exchanges
+        ]
+        ranks, values = [ranks for ranks, _ in pairs], [1e3 * seconds for _, seconds in pairs]
+        curves.append(Curve(name, ranks, values, texts, colour=NEUTRAL, style=2))
+    return curves
+
+
+def _with_intervals(
+    name: str,
+    points: Sequence[ScalePoint],
+    value: Callable[[ScalePoint], Estimate],
+    text: Callable[[ScalePoint], str],
+    colour: int,
+    style: int,
+    line: bool = True,
+) -> Curve:
+    estimates = [value(point) for point in points]
+    return Curve(
+        name,
+        [point.ranks for point in points],
+        [each.value for each in estimates],
+        [text(point) for point in points],
+        [each.low for each in estimates],
+        [each.high for each in estimates],
+        colour=colour,
+        style=style,
+        line=line,
+    )
+
+
+def _single_runs(study: Study, index: int) -> list[Curve]:
+    """Every run as a small mark, outliers as crosses."""
+    curves = []
+    for is_outlier in (False, True):
+        runs = [(run, run.speed) for run in study.analysis.runs if run.speed and run.is_outlier == is_outlier]
+        if runs:
+            name = f"{'outliers' if is_outlier else 'runs'}, {study.name}"
+            texts = [f"{run.id}<br>{count(round(speed.median))} samples/s, {name}" for run, speed in runs]
+            ranks, speeds = [run.outcome.point.ranks for run, _ in runs], [speed.median for _, speed in runs]
+            curves.append(
+                Curve(
+                    name,
+                    ranks,
+                    speeds,
+                    texts,
+                    colour=index,
+                    line=False,
+                    faint=not is_outlier,
+                    crossed=is_outlier,
+                    in_legend=False,
+                )
+            )
+    return curves
+
+
+def _scaling(study: Study) -> Scaling:
+    assert study.analysis.scaling is not None
+    return study.analysis.scaling
+
+
+def _all_ranks(studies: Sequence[Study]) -> list[float]:
+    return [point.ranks for study in studies for point in _scaling(study).points]
+
+
+def _of(point: ScalePoint) -> str:
+    return f"{point.ranks} rank{'' if point.ranks == 1 else 's'}, n = {point.runs} ({point.windows} windows)"
+
+
+def _speed_text(point: ScalePoint) -> str:
+    low, value, high = (count(round(each)) for each in (point.speed.low, point.speed.value, point.speed.high))
+    return f"{_of(point)}<br>{value} samples/s ({low} to {high})"
+
+
+def _part_text(point: ScalePoint, part: str) -> str:
+    seconds = f", {duration(point.shares[part] * point.step_seconds)}" if point.step_seconds else ""
+    return f"{_of(point)}<br>{part} {point.shares[part]:.1%}{seconds}"
+
+
+def _exposed(point: ScalePoint) -> Estimate:
+    found = point.seconds("communication")
+    assert found is not None
+    return found
+
+
+def _exposed_ms(point: ScalePoint) -> Estimate:
+    found = _exposed(point)
+    return Estimate(1e3 * found.value, 1e3 * found.low, 1e3 * found.high)
+
+
+def _exposed_text(point: ScalePoint) -> str:
+    found = _exposed(point)
+    return f"{_of(point)}<br>{duration(found.value)} ({duration(found.low)} to {duration(found.high)})"

@@ -1,0 +1,282 @@
+"""The tables of a study: its settings, its points, its conditions; and its points as CSV."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tutti.study import numbers
+from tutti.study.analysis import Analysis, Setting
+from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
+from tutti.study.outcome import SHARES
+from tutti.study.run_figures import RunFigures, Summary
+from tutti.study.series import value_words
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table; a number stands to the right."""
+
+    text: str
+    is_number: bool = False
+    link: str | None = None
+    kind: str = ""  # how it looks: a state
+
+
+ShowValue = Callable[[str, Any], Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page."""
+
+    caption: str
+    titles: tuple[str, ...]
+    rows: list[list[Cell]]
+
+
+def settings_table(analysis: Analysis) -> Table:
+    """What was measured at each setting, with n and spread."""
+    return _scaling_table(analysis) if analysis.scaling else _sweep_table(analysis)
+
+
+def _scaling_table(analysis: Analysis) -> Table:
+    assert analysis.scaling is not None
+    rows = []
+    for point in analysis.scaling.points:
+        is_first = point is analysis.scaling.points[0]  # against which the others are held
+        share = point.share_estimates.get("communication")
+        speed = point.speed
+        texts = [
+            str(point.ranks),
+            count(point.global_batch) if point.global_batch else "",
+            f"{point.runs} ({point.windows})",
+            _speeds(speed.value, speed.low, speed.high),
+            "1.00" if is_first else f"{point.speedup.value:.2f} ({point.speedup.low:.2f} to {point.speedup.high:.2f})",
+            "100.0 %" if is_first else percent_between(point.efficiency, 1),
+            duration(point.step_seconds) if point.step_seconds else "",
+            "" if share is None else percent_between(share, 1) if share.high else percent(0, 1),
+        ]
+        rows.append([Cell(text, is_number=True) for text in texts])
+    titles = (
+        "ranks",
+        "global batch",
+        "runs (windows)",
+        "samples/s",
+        "speed-up",
+        "efficiency",
+        "a step",
+        "exposed communication",
+    )
+    return Table("By number of ranks: medians over finished runs, with 95 % bootstrap intervals.", titles, rows)
+
+
+def links_table(analysis: Analysis) -> Table | None:
+    """Exposed communication beside an all-reduce by measured links, where there are some."""
+    if analysis.links is None or not analysis.links.exchanges:
+        return None
+    rows = []
+    for each in analysis.links.exchanges:
+        between = f"{duration(each.exposed.low)} to {duration(each.exposed.high)}"
+        exposed = f"{duration(each.exposed.value)} ({between})"
+        texts = [str(each.ranks), each.size, exposed, duration(each.seconds), percent_between(each.ratio)]
+        rows.append([Cell(text, is_number=True) for text in texts])
+    caption = "Exposed communication beside one all-reduce of the gradients by the measured links."
+    titles = ("ranks", "gradients", "exposed a step", "all-reduce by the links", "exposed / all-reduce")
+    return Table(caption, titles, rows)
+
+
+def _sweep_table(analysis: Analysis) -> Table:
+    keys, metric = analysis.varied or ["ranks"], analysis.metric
+    titles = (*keys, "runs ended", "collapsed", "samples/s")
+    if metric:
+        titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
+    titles += ("steps to goal", "time to goal")
+    caption = "By setting, over runs: means with the least and the largest; for steps and times medians."
+    show = _value_cells(analysis)
+    return _without_empty(Table(caption, titles, [_sweep_row(each, keys, metric, show) for each in analysis.settings]))
+
+
+def _sweep_row(setting: Setting, keys: list[str], metric: str | None, show: ShowValue) -> list[Cell]:
+    speed, steps, seconds = setting.speed, setting.steps_to_goal(), setting.seconds_to_goal()
+    texts = [f"{len(setting.ended)} of {len(setting.runs)}", str(len(setting.collapsed) or "")]
+    texts.append(_speeds(speed.median, speed.low, speed.high) if speed else "")
+    if metric:
+        texts += [_range(metric, found) if found else "" for found in (setting.final(metric), setting.best(metric))]
+    ended = len(setting.ended)
+    texts.append(f"{count(round(steps.median))}{_of_some(steps.n, ended)}" if steps else "")
+    texts.append(f"{duration(seconds.median)}{_of_some(seconds.n, ended)}" if seconds else "")
+    cells = [show(key, setting.values.get(key, setting.ranks if key == "ranks" else "")) for key in keys]
+    return cells + [Cell(text, is_number=True) for text in texts]
+
+
+def _range(metric: str, found: Summary) -> str:
+    """The mean with the least and the largest, in a column that is as narrow as can be."""
+    low, high = (metric_number(metric, each).removesuffix(" %") for each in (found.low, found.high))
+    return metric_number(metric, found.mean) + (f" ({low} to {high})" if found.n > 1 else "")
+
+
+def _of_some(n: int, ended: int) -> str:
+    """How many runs a figure is of, where it is not of all."""
+    return "" if n == ended else f" ({n} of {ended})"
+
+
+def points_table(analysis: Analysis, page: Path) -> Table:
+    """Every point with its state and figures, linked to its run folder."""
+    keys, metric = [key for key in analysis.varied if key != "ranks"], analysis.metric
+    titles = ("point", "state", "ranks", *keys, "seed", "samples/s", "windows", "least to largest", "communication")
+    if metric:
+        titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
+    titles += ("time to goal", "remarks")
+    show = _value_cells(analysis)
+    rows = [_point_row(run, keys, metric, page, show) for run in analysis.runs]
+    return _without_empty(Table("All points, those that failed or have not run included.", titles, rows))
+
+
+def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path, show: ShowValue) -> list[Cell]:
+    point, state, speed = run.outcome.point, run.outcome.state, run.speed
+    cells = [Cell(run.id, link=_link(run, page)), Cell(state.state, kind=state.state), Cell(str(point.ranks), True)]
+    cells += [show(key, point.values.get(key, "")) for key in keys]
+    texts = [
+        str(point.seed),
+        numbers.speed(speed.median) if speed else "",
+        str(speed.n) if speed else "",
+        f"{numbers.speed(speed.low)} to {numbers.speed(speed.high)}" if speed else "",
+        percent(run.shares["communication"], 1) if run.shares else "",
+    ]
+    if metric:
+        texts += [metric_number(metric, each[metric]) if metric in each else "" for each in (run.final, run.best)]
+    texts.append(duration(run.reached.seconds) if run.reached else "")
+    return [*cells, *(Cell(text, True) for text in texts), Cell("; ".join(_remarks(run)))]
+
+
+def _remarks(run: RunFigures) -> list[str]:
+    found = [run.outcome.state.reason] if run.outcome.state.reason else []
+    if run.collapse:
+        found.append(f"collapsed: {run.collapse}")
+    if run.is_outlier:
+        found.append("an outlier among its repeats")
+    if run.outlier_windows:
+        steps = ", ".join(f"{step:,}" for step in run.outlier_windows[:5])
+        more = ", ..." if len(run.outlier_windows) > 5 else ""
+        found.append(f"outlier windows ending at step {steps}{more}")
+    if run.outcome.state.attempts > 1:
+        found.append(f"{run.outcome.state.attempts} attempts")
+    return found
+
+
+def _without_empty(table: Table) -> Table:
+    """Leave out columns in which no row has anything."""
+    kept = [place for place in range(len(table.titles)) if any(row[place].text for row in table.rows)]
+    return Table(table.caption, tuple(table.titles[p] for p in kept), [[row[p] for p in kept] for row in table.rows])
+
+
+def _link(run: RunFigures, page: Path) -> str | None:
+    """The run folder seen from the page; None where there is none."""
+    folder = Path(run.outcome.folder)
+    return quote(os.path.relpath(folder.resolve(), page.parent.resolve())) + "/" if folder.is_dir() else None
+
+
+def _value_cells(analysis: Analysis) -> ShowValue:
+    """What shows a value of a key among all values that it takes."""
+
+    def show(key: str, value: Any) -> Cell:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        among = [setting.values.get(key) for setting in analysis.settings]
+        return Cell(count(value) if is_number and abs(value) >= 1 else value_words(value, among), is_number)
+
+    return show
+
+
+def conditions_table(analysis: Analysis) -> Table:
+    """Under which conditions the runs were made: every value that occurred, by its name."""
+    found: dict[str, dict[str, None]] = {}
+    for run in analysis.runs:
+        for name, value in _conditions(run.outcome.conditions):
+            found.setdefault(name, {})[value] = None
+    seeds = sorted({run.outcome.point.seed for run in analysis.runs})
+    found["seed"] = {str(seed): None for seed in seeds}
+    rows = [[Cell(name), Cell("; ".join(values))] for name, values in found.items()]
+    return Table(
+        "What the runs recorded; several values where they differ between points.", ("condition", "value"), rows
+    )
+
+
+_NOT_CONDITIONS = ("started", "ended", "process", "state", "ranks", "launch_line", "resumed_from", "cores", "host")
+
+
+def _conditions(segment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for key, value in segment.items():
+        if key in _NOT_CONDITIONS or value is None:
+            continue
+        if isinstance(value, Mapping):
+            found += [(f"{key}: {name}".replace("_", " "), str(each)) for name, each in value.items()]
+        elif isinstance(value, list):
+            found.append((key.replace("_", " "), ", ".join(dict.fromkeys(map(str, value)))))
+        else:
+            found.append((key.replace("_", " "), str(value)))
+    return found
+
+
+def _speeds(middle: float, low: float, high: float) -> str:
+    return f"{numbers.speed(middle)} ({numbers.speed(low)} to {numbers.speed(high)})"
+
+
+def points_csv(analysis: Analysis) -> str:
+    """Every point as a line of plain numbers."""
+    metrics = list(dict.fromkeys(name for run in analysis.runs for name in run.final))
+    keys = list(dict.fromkeys(key for run in analysis.runs for key in run.outcome.point.values if key != "ranks"))
+    titles = ["id", "state", "reason", "ranks", *keys, "repeat", "seed", "global_batch", "per_rank_batch", "windows"]
+    titles += ["samples_per_second", "samples_per_second_low", "samples_per_second_high", "outlier", "outlier_windows"]
+    titles += [f"{part}_share" for part in SHARES]
+    titles += ["gradient_bytes", "exposed_seconds", "all_reduce_seconds"] if analysis.links else []
+    titles += [f"{which}_{name}" for name in metrics for which in ("final", "best")]
+    titles += ["goal_epoch", "goal_step", "goal_seconds", "collapse", "folder"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, titles, lineterminator="\n")
+    writer.writeheader()
+    for run in analysis.runs:
+        writer.writerow(_csv_row(run, keys, metrics) | _csv_exchange(analysis, run))
+    return text.getvalue()
+
+
+def _csv_row(run: RunFigures, keys: list[str], metrics: list[str]) -> dict[str, Any]:
+    point, state, plan, speed, reached = run.outcome.point, run.outcome.state, run.outcome.plan, run.speed, run.reached
+    row: dict[str, Any] = {"id": run.id, "state": state.state, "reason": state.reason, "ranks": point.ranks}
+    row |= {key: _plain(point.values.get(key)) for key in keys} | {"repeat": point.repeat, "seed": point.seed}
+    row |= {key: plan.get(key) for key in ("global_batch", "per_rank_batch")}
+    if speed:
+        row |= {"windows": speed.n, "samples_per_second": speed.median}
+        row |= {"samples_per_second_low": speed.low, "samples_per_second_high": speed.high}
+        row |= {"outlier": run.is_outlier, "outlier_windows": len(run.outlier_windows)}
+    row |= {f"{part}_share": share for part, share in run.shares.items()}
+    row |= {f"final_{name}": run.final.get(name) for name in metrics} | {
+        f"best_{name}": run.best.get(name) for name in metrics
+    }
+    if reached:
+        row |= {"goal_epoch": reached.epoch, "goal_step": reached.step, "goal_seconds": reached.seconds}
+    return row | {"collapse": run.collapse, "folder": run.outcome.folder}
+
+
+def _csv_exchange(analysis: Analysis, run: RunFigures) -> dict[str, Any]:
+    """The gradients of a run, its exposed seconds a step, and an all-reduce on as many ranks by measured links."""
+    found = analysis.links.at(run.outcome.point.ranks) if analysis.links else None
+    if found is None or not run.shares or run.speed is None:
+        return {}
+    exposed = run.shares["communication"] * run.outcome.plan["global_batch"] / run.speed.median
+    return {
+        "gradient_bytes": found.gradient_bytes,
+        "exposed_seconds": exposed,
+        "all_reduce_seconds": found.seconds,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value that is a mapping or a list as JSON, which other programs read."""
+    return json.dumps(value) if isinstance(value, Mapping | list) else value

@@ -1,0 +1,96 @@
+"""The report of a study: a page, pictures for papers, and the points as CSV, from the study's folder alone."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tutti.errors import ConfigError, FolderError
+from tutti.report.study.charts import Study
+from tutti.report.study.learning_charts import learning_charts
+from tutti.report.study.page import build_page
+from tutti.report.study.pictures import draw_charts
+from tutti.report.study.scale_charts import scale_charts
+from tutti.report.study.tables import points_csv
+from tutti.runs.files import write_durably
+from tutti.study.analysis import Analysis, analyse
+from tutti.study.conclusions import conclude
+from tutti.study.definition import StudyFolder, read_definition
+from tutti.study.links import match_links
+from tutti.study.outcome import read_outcomes
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what it says first."""
+
+    page: Path
+    pictures: Path
+    points: Path
+    conclusions: list[str]
+
+
+def write_report(
+    folder: Path, compare: Path | None = None, out: Path | None = None, collectives: Path | None = None
+) -> Report:
+    """Write the report of a study into its folder, or as the file `out` with its pictures beside it."""
+    this = read_study(folder, collectives)
+    other = read_study(compare, collectives) if compare is not None else None
+    report = _places(folder, out, conclude(this, other))
+    studies = _named(this, other, folder, compare)
+    charts = [*scale_charts(studies), *learning_charts(studies)]
+    page = build_page(studies, charts, report.page, folder, report.pictures.name)
+    try:
+        draw_charts(charts, report.pictures)
+        write_durably(report.points, points_csv(this))
+        write_durably(report.page, page)
+    except OSError as error:
+        raise FolderError(
+            f"{error.filename or report.page}: the report cannot be written: {error.strerror}. "
+            "Choose another place with --out FILE."
+        ) from error
+    return report
+
+
+def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
+    """The figures of the study in a folder; with a measurement of collectives also what that says of them."""
+    study = StudyFolder(folder)
+    definition = read_definition(study)
+    if collectives is not None and definition.kind != "scale":
+        raise ConfigError(
+            f"--collectives {collectives}: {folder} is a {definition.kind}, on one number of ranks: expected a study "
+            "of ranks, by tutti scale. Leave out --collectives."
+        )
+    outcomes = read_outcomes(study, definition)
+    analysis = analyse(definition, outcomes)
+    if collectives is None or analysis.scaling is None:
+        return analysis
+    return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
+
+
+def _places(folder: Path, out: Path | None, conclusions: list[str]) -> Report:
+    if out is None:
+        study = StudyFolder(folder)
+        return Report(study.report, study.figures, folder / "points.csv", conclusions)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise FolderError(f"--out {out}: expected the name of an HTML file, such as {out.with_suffix('.html')}.")
+    if not out.parent.is_dir():
+        raise FolderError(f"--out {out}: there is no folder {out.parent}. Make it first, or choose another place.")
+    return Report(out, out.with_name(f"{out.stem}_figures"), out.with_name(f"{out.stem}_points.csv"), conclusions)
+
+
+def _named(this: Analysis, other: Analysis | None, folder: Path, compare: Path | None) -> list[Study]:
+    """Studies with names that tell them apart: their batch of a rank where it differs, else their folders."""
+    if other is None or compare is None:
+        return [Study("measured", this)]
+    batches = [_rank_batch(each) for each in (this, other)]
+    if None not in batches and batches[0] != batches[1]:
+        return [Study(f"{batch:,} a rank", each) for batch, each in zip(batches, (this, other), strict=True)]
+    names = [folder.resolve().name, compare.resolve().name]
+    if names[0] == names[1]:
+        names = ["this study", "the other study"]
+    return [Study(names[0], this), Study(names[1], other)]
+
+
+def _rank_batch(analysis: Analysis) -> int | None:
+    """The batch of a rank, where a study of ranks keeps it."""
+    found = {point.per_rank_batch for point in analysis.scaling.points} if analysis.scaling else set()
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,103 @@
+"""Files that are complete or absent, and JSON files read with validation."""
+
+import os
+from pathlib import Path
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file's content so that a crash at any moment leaves the old or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+Kind = TypeVar("Kind")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a file."""
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of a JSON text, of which every string can be printed."""
+    text = content.decode()
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # half of a surrogate pair decodes, and cannot be encoded again
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    return value
+
+
+def list_in(content: Any, key: str) -> list[Any]:
+    """The list at a key of an object."""
+    found = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(found, list):
+        raise ValueError(f"expected a JSON object with a list {key!r}")
+    return found
+
+
+def read_dataclass(path: Path, kind: type[Kind]) -> Kind:
+    """The content of a file as an instance of a dataclass."""
+    return to_dataclass(read_json(path), kind)
+
+
+def to_dataclass(content: Any, kind: type[Kind]) -> Kind:
+    """Plain values as an instance of a dataclass, if every key and every type is as the class says."""
+    import pydantic
+
+    try:
+        made = _adapter(kind).validate_json(json.dumps(content), strict=True)
+    except pydantic.ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        place = ".".join(map(str, found["loc"]))
+        raise ValueError(f"{place}: {found['msg']}" if place else found["msg"]) from None
+    _refuse_unknown(content, made, "")
+    return made
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(kind)
+
+
+def _refuse_unknown(content: Any, made: Any, place: str) -> None:
+    """Refuse keys that a dataclass, or one inside it, does not have."""
+    if dataclasses.is_dataclass(made):
+        known = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+        for key, value in content.items():
+            if key not in known:
+                raise ValueError(f"{place}{key}: unknown key")
+            _refuse_unknown(value, known[key], f"{place}{key}.")
+    elif isinstance(made, Mapping):
+        for key, value in made.items():
+            _refuse_unknown(content[key], value, f"{place}{key}.")
+    elif isinstance(made, list | tuple):
+        for number, value in enumerate(made):
+            _refuse_unknown(content[number], value, f"{place}{number}.")

@@ -1,0 +1,215 @@
+"""record.json: what ran, where, with which versions, and what came out."""
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tutti.runs.files import write_durably
+from tutti.runs.files import read_json
+from tutti.runs.metrics import is_number
+import math
+from pathlib import Path
+from typing import Any
+
+from tutti.runs.metrics import read_events
+
+_PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
+_OF_THE_END = ("state", "ended", "ended_by", "failure")
+# The types of what is read again, where it is there.
+_TYPES = {"recipe": str, "state": str, "kind": str, "started": str, "ranks": int, "plan": dict, "segments": list}
+_SEGMENT_TYPES = {"host": str, "process": int, "hosts": list, "versions": dict, "hardware": dict}
+_SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit"), str)
+
+
+@dataclass
+class Record:
+    """The record of a run, written whole after every change."""
+
+    path: Path
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> "Record":
+        """The record in a folder, or an empty one."""
+        return cls(path, read_record(path) or {})
+
+    def start(self, **facts: Any) -> None:
+        """Open a segment: the run's first start, or a resume."""
+        segment = {
+            "started": now(),
+            "host": platform.node(),
+            "process": os.getpid(),
+            "versions": versions(),
+            "hardware": hardware(),
+            "commit": commit(),
+        } | facts
+        if not self.content:
+            self._keep_damaged()
+        self.content.setdefault("format", 1)
+        self.content.setdefault("started", segment["started"])
+        self.content.setdefault("segments", []).append(segment)
+        self._forget_the_end()
+        self.content["state"] = "running"
+        self.write()
+
+    def end(self, state: str, **facts: Any) -> None:
+        """Close the segment with how it ended."""
+        self.content |= {"state": state, "ended": now()} | facts
+        self.content["segments"][-1] |= {key: self.content[key] for key in _OF_THE_END if key in self.content}
+        self.write()
+
+    def _keep_damaged(self) -> None:
+        """Keep a file that could not be read under another name."""
+        with contextlib.suppress(OSError):
+            self.path.rename(self.path.with_name(f"{self.path.name}.damaged"))
+
+    def _forget_the_end(self) -> None:
+        """How the segment before has ended stays with that segment."""
+        for key in _OF_THE_END:
+            self.content.pop(key, None)
+
+    def write(self) -> None:
+        """Write it whole; a disk that is full costs the news, never the run."""
+        try:
+            write_durably(self.path, json.dumps(self.content, indent=2) + "\n")
+        except OSError as error:
+            print(f"warning: {self.path} was not written: {error.strerror}", file=sys.stderr)
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record's content, or None where there is no readable one; a damaged one is told once."""
+    try:
+        content = read_json(path)
+        _check(content)
+    except OSError:
+        return None
+    except ValueError as error:
+        _warn(path, str(error))
+        return None
+    return content
+
+
+def _check(content: Any) -> None:
+    """Refuse content in which something that is read again has another type."""
+    _check_types(content, _TYPES, "")
+    for name, value in (content.get("plan") or {}).items():
+        if not (value is None or is_number(value)):
+            raise ValueError(f"plan.{name} is {value!r:.40}")
+    for number, segment in enumerate(content.get("segments") or []):
+        _check_types(segment, _SEGMENT_TYPES, f"segments.{number}.")
+        if not all(isinstance(host, str) for host in segment.get("hosts") or ()):
+            raise ValueError(f"segments.{number}.hosts is {segment['hosts']!r:.40}")
+
+
+def _check_types(content: Any, types: dict[str, type], before: str) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{before or 'it '}is no JSON object: {content!r:.40}")
+    for name, kind in types.items():
+        value = content.get(name)
+        if value is not None and (type(value) is not kind or (kind is int and not is_number(value))):
+            raise ValueError(f"{before}{name} is {value!r:.40}")
+
+
+@functools.cache
+def _warn(path: Path, reason: str) -> None:
+    print(f"warning: {path} is damaged and left out: {reason}", file=sys.stderr)
+
+
+def state_of(content: dict[str, Any]) -> str:
+    """The state of a run; one that says it runs but whose process is gone was interrupted."""
+    segment = (content.get("segments") or [{}])[-1]
+    if content.get("state") == "running" and segment.get("host") == platform.node():
+        try:
+            os.kill(segment["process"], 0)
+        except (ProcessLookupError, KeyError, TypeError, OverflowError):
+            return "interrupted"
+        except PermissionError:
+            pass
+    return content.get("state") or "unknown"
+
+
+def now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that matter to a result."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The processor and memory of this host."""
+    return {
+        "processor": _first_field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int((_first_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
+        "system": platform.platform(),
+    }
+
+
+def commit() -> str | None:
+    """The git commit of the working directory, marked when files differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        changed = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "HEAD") + changed
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _first_field(path: str, name: str) -> str | None:
+    try:
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return None
+
+
+_KEPT = ("epoch", "ranks", "train_loss", "samples_per_second", "seconds")
+
+
+def summarise_epochs(metrics: Path, ranks: int) -> dict[str, Any]:
+    """The history of a run with the number of ranks, the best value of each validation metric, the mean epoch."""
+    events = [event for event in read_events(metrics) if event.get("event") == "epoch"]
+    if not events:
+        return {}
+    history = [_entry({"ranks": ranks} | event) for event in events]
+    seconds = [entry["seconds"] for entry in history if entry.get("seconds")]
+    mean = round(sum(seconds) / len(seconds), 3) if seconds else None
+    return {"history": history, "best": _best(history), "seconds_per_epoch": mean}
+
+
+def _entry(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: event[key] for key in event if key in _KEPT or key.startswith("valid_")}
+
+
+def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """By metric, the best value and its first epoch: the least of a loss or an error; what is no number is none."""
+    found = {}
+    for name in (name for name in history[-1] if name.startswith("valid_")):
+        known = [entry for entry in history if name in entry and not math.isnan(entry[name])]
+        if known:
+            sign = 1 if name.endswith(("loss", "error")) else -1
+            best = min(known, key=lambda entry: sign * entry[name])
+            found[name] = {"value": best[name], "epoch": best.get("epoch")}
+    return found

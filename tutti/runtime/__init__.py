@@ -1,1 +1,0 @@
-"""Who am I: rank discovery, device, process group, seeds, deadlines."""

@@ -1,1 +1,0 @@
-"""One question, "who am I in this job?", and one file per answer."""

@@ -1,0 +1,97 @@
+"""The folder of a study made, with the configuration of every point; found again, and held by one process at a time."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tutti.errors import FolderError
+from tutti.runs.folder import check_writable, write_config
+from tutti.study.checking import Checked
+from tutti.study.definition import Definition, Kind, StudyFolder, write_definition
+
+STUDIES = "studies"
+
+
+_LOCK = ".lock"
+
+
+def make_study(out: str, name: str, definition: Definition, checked: Sequence[Checked]) -> StudyFolder:
+    """Make `out/studies/NAME/DATE_TIME_KIND` with all that its points need; the definition comes last."""
+    check_writable(out)
+    kind = f"{definition.kind}_{definition.mode}" if definition.mode else definition.kind
+    stamp = f"{datetime.now():%Y-%m-%d_%H%M%S}_{kind}"
+    folder = _create(Path(out) / STUDIES / name, stamp)
+    try:
+        for each in checked:
+            run = folder.run(each.point.id)
+            for path in (run.path, run.logs, run.checkpoints):
+                path.mkdir(parents=True)
+            write_config(run, each.config.as_yaml())
+        write_definition(folder, definition)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return folder
+
+
+def find_study(given: str, kind: Kind, out: str) -> StudyFolder:
+    """The study that `--resume` means: a folder, or the newest one (latest)."""
+    if given != "latest":
+        return StudyFolder(Path(given))
+    found = sorted(Path(out, STUDIES).rglob(f"*_{kind}*/study.json"), key=lambda path: path.parent.name)
+    if not found:
+        raise FolderError(
+            f"--resume: there is no study of tutti {kind} in {Path(out, STUDIES)}. Give the folder of one, "
+            "or the place of all runs with --out."
+        )
+    return StudyFolder(found[-1].parent)
+
+
+@contextlib.contextmanager
+def held(folder: StudyFolder) -> Iterator[None]:
+    """Refuse a study that another process runs; the kernel lets go of it when this one ends, however it does."""
+    handle = os.open(folder.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError(
+                f"the study in {folder.path} is run by another process. Wait for its end, or end it first."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def clear_run(folder: StudyFolder, point: str) -> None:
+    """Leave nothing of a run but its configuration, so that it begins anew."""
+    run = folder.run(point)
+    for path in run.path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != run.config:
+            path.unlink()
+    run.logs.mkdir()
+    run.checkpoints.mkdir()
+
+
+def _create(parent: Path, stamp: str) -> StudyFolder:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return StudyFolder(path)
+    except OSError as error:
+        raise FolderError(
+            f"study folder {error.filename or parent}: cannot be written: {error.strerror}. "
+            "Choose another place with --out FOLDER."
+        ) from error
+    raise FolderError(f"{parent} already holds a thousand studies of this second.")
