@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tutti.ranks.environments import discover, slurm
 from tutti.ranks.placement import Placement
-from tutti.ranks.rendezvous import door_ports
+from tutti.ranks.rendezvous import rendezvous_ports
 
 
 def tell(**found: object) -> None:
@@ -54,7 +54,7 @@ def stranger() -> None:
     """Sit on the first two ports of this job's first step, once in silence and once as a babbler, until killed."""
     key = slurm.read(os.environ | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}).key
     assert key
-    servers = [socket.create_server(("", port)) for port in door_ports(key)[:2]]
+    servers = [socket.create_server(("", port)) for port in rendezvous_ports(key)[:2]]
     Path(sys.argv[2]).touch()
     while True:
         caller, _ = servers[1].accept()

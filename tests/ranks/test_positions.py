@@ -2,13 +2,13 @@
 
 import pytest
 
-from tutti.ranks.positions import Phase, Whereabouts, find_missing, name_ranks
+from tutti.ranks.positions import Phase, Position, find_missing, name_ranks
 
 HOSTS = ["n1", "n1", "n2", "n2"]
 
 
-def at(rank: int, phase: Phase, step: int, *stack: str) -> Whereabouts:
-    return Whereabouts(rank, HOSTS[rank], phase, step, 30.0, stack)
+def at(rank: int, phase: Phase, step: int, *stack: str) -> Position:
+    return Position(rank, HOSTS[rank], phase, step, 30.0, stack)
 
 
 def test_a_rank_in_an_earlier_phase_of_the_step_is_missing() -> None:
@@ -37,13 +37,13 @@ def test_ranks_that_do_not_answer_are_named_with_their_hosts() -> None:
     finding = find_missing([at(0, Phase.LOG, 5), at(1, Phase.LOG, 5)], HOSTS, "the connection was lost")
     assert (finding.arrived, finding.silent) == ((0, 1), (2, 3))
     assert finding.text.startswith("the connection was lost: missing ranks 2, 3 on host n2.\n")
-    assert "no answer from rank 2 on host n2, 3 on host n2: the process or its host is gone" in finding.text
+    assert "no answer from rank 2 on host n2, 3 on host n2: the process or its host has ended" in finding.text
 
 
 def test_where_nobody_is_behind_the_network_is_suspected() -> None:
     finding = find_missing([at(rank, Phase.LOG, 5, "a.py:1 in a: b()") for rank in range(4)], HOSTS, "step 5")
     assert not finding.behind and not finding.silent
-    assert "all ranks are at the same place and wait for each other" in finding.text
+    assert "all ranks are at the same position and wait for each other" in finding.text
     assert "run tutti doctor" in finding.text and "a.py:1 in a: b()" in finding.text
 
 

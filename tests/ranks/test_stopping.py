@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tutti.ranks.stop_agreement import Stopping
+from tutti.ranks.stop_agreement import StopAgreement
 
 
 class Ranks:
@@ -14,7 +14,7 @@ class Ranks:
 
     def __init__(self, world_size: int) -> None:
         self.messages: deque[tuple[int, str, tuple[Any, ...]]] = deque()
-        self.each = [Stopping(cast(Any, self), rank, world_size) for rank in range(world_size)]
+        self.each = [StopAgreement(cast(Any, self), rank, world_size) for rank in range(world_size)]
 
     def send(self, rank: int, kind: str, *content: Any) -> None:
         self.messages.append((rank, kind, content))

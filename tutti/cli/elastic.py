@@ -24,7 +24,7 @@ from tutti.launch.elastic.messages import Reception, listen
 from tutti.launch.elastic.rounds import usable_ranks
 from tutti.ranks.environments import discover
 from tutti.ranks.placement import Placement
-from tutti.ranks.rendezvous import find_store, open_door
+from tutti.ranks.rendezvous import find_store_port, serve_store_port
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.runs.listing import read_state
 
@@ -68,7 +68,7 @@ def train(recipe: str, overrides: list[str], asked: Asked) -> None:
         assert placement.address and placement.port
         seconds = config.runtime.start_timeout_seconds
         key = placement.key
-        port = find_store(key, placement.address, placement.rank, seconds) if key else placement.port
+        port = find_store_port(key, placement.address, placement.rank, seconds) if key else placement.port
         _join(placement.address, port, places, config, placement.rank)
         return
     check(config, usable_ranks(terms.max_ranks, terms.max_ranks, terms.parts), places)
@@ -130,7 +130,7 @@ def _lead(
     listener = listen(0 if placement.key or placement.port is None else placement.port)
     port = listener.getsockname()[1]
     if placement.key:
-        open_door(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
+        serve_store_port(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
     arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
     reception = Reception(config.recipe, tutti.__version__)
     lead = Lead(terms, folder, arguments, reception, lambda text: print(text, flush=True))

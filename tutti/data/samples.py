@@ -10,7 +10,7 @@ import torch
 
 from tutti.data.dataset import SampleDataset, check_batch
 from tutti.errors import TuttiError
-from tutti.ranks.group import let_go_of_tensors
+from tutti.ranks.group import release_tensors
 from tutti.ranks.process import end_with_parent
 from tutti.ranks.seeds import mix
 
@@ -40,7 +40,7 @@ def collated_samples(
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
     )
     if workers:
-        let_go_of_tensors()  # a thread of Gloo that wants Python's lock while this process is forked can stop a worker
+        release_tensors()  # a thread of Gloo that wants Python's lock while this process is forked can stop a worker
     batches = iter(loader)
     try:
         for made in batches:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tutti.doctor.exchange import Exchange
 from tutti.doctor.findings import Finding, fault, name_ranks
 from tutti.doctor.plan import Link
-from tutti.ranks.group import let_go_of_tensors
+from tutti.ranks.group import release_tensors
 from tutti.ranks.placement import Placement
 
 PROOF_SECONDS = 30.0
@@ -46,7 +46,7 @@ def all_reduce(store: dist.Store, placement: Placement, interface: str, large: i
         small = statistics.median(_reduce(_SMALL) for _ in range(_REPEATS))
         times = [{"bytes": _SMALL, "seconds": small}, {"bytes": large, "seconds": _reduce(large)}]
         dist.barrier()
-        let_go_of_tensors()
+        release_tensors()
         dist.destroy_process_group()
         return times
     except RuntimeError as error:

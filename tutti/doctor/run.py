@@ -24,7 +24,7 @@ from tutti.doctor.report import Report, write_record
 from tutti.doctor.shared_folder import nearest_folder
 from tutti.errors import LaunchError
 from tutti.ranks.placement import Placement
-from tutti.ranks.store import meet
+from tutti.ranks.store import connect_store
 
 __all__ = ["disagreements", "examine", "fingerprint", "preflight"]
 
@@ -36,7 +36,7 @@ def examine(
     placement: Placement, config: RunConfig | None, folder: Path, wait_seconds: float = WAIT_SECONDS
 ) -> Report | None:
     """The whole examination as one of the ranks; rank 0 has the report."""
-    store = meet(placement, wait_seconds)
+    store = connect_store(placement, wait_seconds)
     return _examine(placement, config, folder, store, wait_seconds, quick=False)[1]
 
 
@@ -46,7 +46,7 @@ def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist
     With the store at which the ranks have met, they need not meet twice.
     """
     seconds = config.runtime.start_timeout_seconds
-    met = store or meet(placement, seconds)
+    met = store or connect_store(placement, seconds)
     faults, report = _examine(placement, config, folder, met, seconds, quick=True)
     if store is None and placement.rank and not faults:
         _wait_for_end(met)

@@ -22,7 +22,7 @@ from tutti.horovod.errors import NOT_INITIALIZED, HorovodInternalError
 from tutti.horovod.process_sets import ProcessSet, check_static, make_global_set
 from tutti.horovod.settings import Settings, number, read_settings
 from tutti.ranks.environments import discover
-from tutti.ranks.group import Group, join, let_go_of_tensors
+from tutti.ranks.group import Group, join, release_tensors
 from tutti.ranks.placement import Placement
 
 
@@ -113,7 +113,7 @@ def shutdown() -> None:
         return
     ended, _job = _job, None
     whole = ended.engine.shut_down()
-    let_go_of_tensors()
+    release_tensors()
     _broken = ended.engine.failed
     if whole and not _broken:
         for place, members in ended.engine.sets.items():

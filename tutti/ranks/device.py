@@ -1,4 +1,4 @@
-"""The device of a rank and the threads it may use."""
+"""The device, the threads and the determinism of a rank."""
 
 import os
 
@@ -11,12 +11,12 @@ from tutti.ranks.placement import Placement
 
 
 def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
-    """Pin this rank to its GPU, or to the CPU where there is none or the recipe says so."""
+    """Select the GPU of this rank, or the CPU if there is none or the recipe asks for it."""
     if not uses_gpus(config):
         return torch.device("cpu")
     count = torch.cuda.device_count()
     index = placement.local_rank
-    if count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
+    if count == 1 and placement.launcher != "torchrun":  # the launcher makes one GPU visible to each rank
         index = 0
     else:
         check_gpus(config, placement.local_size)
@@ -35,33 +35,33 @@ def check_gpus(config: RuntimeConfig, local_size: int) -> None:
 
 
 def uses_gpus(config: RuntimeConfig) -> bool:
-    """Whether ranks run on GPUs here."""
+    """Return whether ranks use GPUs on this host."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("runtime.device='cuda', but torch sees no GPU here. Set runtime.device=cpu.")
     return config.device != "cpu" and torch.cuda.is_available()
 
 
 def applies(where: Where, device: torch.device) -> bool:
-    """Whether a switch of the recipe is on for this device."""
+    """Return whether an option of the recipe applies to this device."""
     return device.type == "cuda" if where == "gpu" else where
 
 
 def set_determinism(config: RuntimeConfig) -> None:
-    """Take only kernels that give the same bits each time, if the recipe asks for it; on a CPU they are the rule."""
+    """Use deterministic kernels if the recipe asks for it."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
 
 
 def bind_rank(config: RuntimeConfig, placement: Placement) -> Binding:
-    """Bind this rank to cores of its host as the recipe says, before threads are started."""
+    """Bind this rank to cores of its host as the recipe says; call it before threads are started."""
     return bind(
         config.binding, placement.local_rank, placement.local_size, shared=placement.launcher in ("none", "torchrun")
     )
 
 
 def set_threads(config: RuntimeConfig, placement: Placement) -> int:
-    """Limit this rank to its share of the host's cores."""
+    """Limit the threads of this rank to its share of the cores."""
     threads = threads_per_rank(placement.local_size, os.environ, config.threads)
     torch.set_num_threads(threads)
     return threads

@@ -16,9 +16,9 @@ from tutti.config.schema import RuntimeConfig
 from tutti.errors import TuttiError
 from tutti.ranks.cores import Binding
 from tutti.ranks.device import bind_rank, choose_device, set_determinism, set_threads
-from tutti.ranks.interfaces import settle_interface
+from tutti.ranks.interfaces import choose_interface
 from tutti.ranks.placement import Placement
-from tutti.ranks.store import meet, wait_for_all
+from tutti.ranks.store import connect_store, wait_for_all
 
 _LAST_TENSORS_SECONDS = 0.02
 
@@ -40,13 +40,13 @@ class Group:
         return self.rank == 0
 
     def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
-        """Wait for all ranks, and name those that do not come."""
+        """Wait for all ranks; the error at the deadline names those that are missing."""
         self._barriers += 1
         seconds = timeout_seconds or self.timeout_seconds
         wait_for_all(self.store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
 
     def agree(self, error: TuttiError | None) -> None:
-        """Go on if no rank has an error; otherwise every rank raises the same one, and names who had it."""
+        """Return if no rank has an error; otherwise all ranks raise the same one, which names the ranks that had it."""
         found = self.gather(None if error is None else (type(error), str(error), platform.node()))
         failed: list[tuple[int, type[TuttiError], str, str]] = [(r, *item) for r, item in enumerate(found) if item]
         if not failed:
@@ -60,44 +60,44 @@ class Group:
         raise agreed
 
     def gather(self, item: Any) -> list[Any]:
-        """Every rank's object, in the order of ranks."""
+        """Return the objects of all ranks, in the order of ranks."""
         found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, item)
         return found
 
     def from_first(self, item: Any) -> Any:
-        """Rank 0's object on every rank."""
+        """Return the object of rank 0 on every rank."""
         box = [item]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, on the CPU in double precision; every rank must enter."""
+        """Return the sum over ranks, on the CPU in double precision; every rank must call this."""
         total = values.detach().to("cpu", torch.float64)
         if self.world_size > 1:
             dist.all_reduce(total)
         return total
 
     def leave(self) -> None:
-        """End the group once all ranks are done with it: rank 0 may hold the store the others talk to."""
+        """Destroy the group after a barrier: rank 0 may hold the store that the others still use."""
         self.barrier("the end of the run")
-        let_go_of_tensors()
+        release_tensors()
         dist.destroy_process_group()
 
 
-def abandon() -> None:
-    """Drop the process group without waiting for anyone."""
+def drop_group() -> None:
+    """Destroy the process group without waiting for other ranks."""
     if dist.is_initialized():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dist.destroy_process_group()
 
 
-def let_go_of_tensors() -> None:
-    """Give Gloo's threads a moment after the last operation, where there are any.
+def release_tensors() -> None:
+    """Give the threads of Gloo a moment to release the tensors of the last operation.
 
-    They take Python's lock to let go of its tensors. When the group is freed they are waited for with that lock held,
-    and when Python ends a thread that wants it aborts the process: they must be done by then.
+    They need the GIL for that. When the group is destroyed, they are joined with the GIL held, and when Python exits, a
+    thread that requests the GIL aborts the process: they must have finished before.
     """
     if dist.is_initialized():
         time.sleep(_LAST_TENSORS_SECONDS)
@@ -106,17 +106,17 @@ def let_go_of_tensors() -> None:
 def join(
     placement: Placement, config: RuntimeConfig, examine: Callable[[dist.Store], None] = lambda store: None
 ) -> Group:
-    """Meet the other ranks, name those that are missing at the deadline, and start the process group.
+    """Rendezvous with the other ranks, and initialise the process group; missing ranks are named at the deadline.
 
-    What examines the ranks does so when all have met, before connections between them are made. A rank whose own GPU is
-    missing joins like the others, over Gloo, and can then say so to all.
+    `examine` is called after the rendezvous, before ranks connect to each other. A rank whose GPU is missing joins over
+    Gloo like the others, so that it can report it to all.
     """
     backend = "cpu:gloo,cuda:nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     seconds = config.start_timeout_seconds
-    store = meet(placement, seconds)
+    store = connect_store(placement, seconds)
     wait_for_all(store, placement.rank, placement.world_size, "here", "the start of the run", seconds)
     examine(store)
-    settle_interface(placement, store, seconds)
+    choose_interface(placement, store, seconds)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -131,7 +131,7 @@ def join(
 
 @dataclass(frozen=True)
 class Machine:
-    """What a rank computes on."""
+    """The device, threads and cores of a rank."""
 
     device: str  # cpu or cuda
     device_name: str
@@ -141,7 +141,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank among the others."""
+    """A rank that has joined its process group."""
 
     group: Group
     device: torch.device
@@ -155,9 +155,9 @@ def joined(
     check: Callable[[], None] = lambda: None,
     examine: Callable[[dist.Store], None] = lambda store: None,
 ) -> Iterator[Joined]:
-    """Bind this rank, give it threads and a device, and meet the others; the group ends whatever happens.
+    """Bind this rank to cores, set its threads and device, and join the process group, which is destroyed at the end.
 
-    What a rank finds wrong with itself, in its check too, it tells when all have met, so that they fail together.
+    An error of one rank, also in its `check`, is raised after the rendezvous on all ranks, so that they fail together.
     """
     binding = bind_rank(config, placement)
     threads = set_threads(config, placement)
@@ -176,5 +176,5 @@ def joined(
         yield Joined(group, device, Machine(device.type, name, threads, binding))
         group.leave()
     except BaseException:
-        abandon()
+        drop_group()
         raise

@@ -22,55 +22,55 @@ import torch.distributed as dist
 from tutti.config.schema import RuntimeConfig
 from tutti.errors import DeadlineError, Interrupted, RankLost, TrainingError, TuttiError
 from tutti.ranks.failures import end_rank, is_consequence
-from tutti.ranks.messages import Mail
+from tutti.ranks.messages import MessageQueues
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import Finding, Phase, Whereabouts, find_missing, stack_of
-from tutti.ranks.stop_agreement import Stopping
+from tutti.ranks.positions import HangFinding, Phase, Position, find_missing, stack_of
+from tutti.ranks.stop_agreement import StopAgreement
 from tutti.ranks.time_limit import allocation_end
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import Record
 
-ANSWER_SECONDS = 4.0  # how long a rank may take to say where it is
-QUICK_ANSWER_SECONDS = 1.0  # where it is known that one has gone
+ANSWER_SECONDS = 4.0  # how long a rank may take to report its position
+QUICK_ANSWER_SECONDS = 1.0  # when a rank is known to have ended
 _VERDICT_SECONDS = 20.0
-_WORD_SECONDS = 0.5  # how long word of a failing rank may be under way when its connections are already closed
+_FAILURE_SECONDS = 0.5  # how long the message of a failing rank may take when its connections are already closed
 
 
-class Search:
-    """What this rank knows and says of ranks that are missing or have failed."""
+class HangSearch:
+    """Finds the ranks that the others wait for, and distributes the failure of a rank to all."""
 
     def __init__(
-        self, mail: Mail, rank: int, hosts: Sequence[str], whereabouts: Callable[[], Whereabouts], screen: int
+        self, queues: MessageQueues, rank: int, hosts: Sequence[str], position: Callable[[], Position], screen: int
     ) -> None:
         self.folder: RunFolder | None = None  # where a finding is written, once the run has a folder
-        self.failed: tuple[int, str, int] | None = None  # another rank, what it said, its exit code
-        self.explains = False  # the main thread is here, and ends this rank itself
-        self._mail = mail
+        self.failed: tuple[int, str, int] | None = None  # another rank, its message, its exit code
+        self.explains = False  # the main thread has returned from its wait and ends this rank itself
+        self._queues = queues
         self._rank = rank
         self._hosts = hosts
-        self._whereabouts = whereabouts
+        self._position = position
         self._screen = screen
-        self._answers: dict[int, Whereabouts] = {}
+        self._answers: dict[int, Position] = {}
         self._answered = threading.Condition()
-        self._word = threading.Event()
+        self._failure_known = threading.Event()
         self._verdict: tuple[str, int] | None = None
-        self._spoken = threading.Event()
+        self._concluded = threading.Event()
 
     def tell_failure(self, error: Exception) -> None:
-        """Spare the others the search for a rank that knows itself why it ends."""
+        """Send the reason of a failure of this rank to all ranks, so that they need not search for it."""
         text = str(error) if isinstance(error, TuttiError) else f"{type(error).__name__}: {error}"
         code = error.exit_code if isinstance(error, TuttiError) else 1
         with suppress(RuntimeError):
-            self._mail.send_all("failed", self._rank, text.split("\n")[0], code)
+            self._queues.send_all("failed", self._rank, text.split("\n")[0], code)
 
-    def wait_for_word(self) -> TuttiError | None:
-        """What another rank has said of its own failure, as an error of this one."""
+    def wait_for_failure(self) -> TuttiError | None:
+        """Wait for the message of another rank that has failed; returns it as an error of this rank."""
         self.explains = True
-        return self.known_failure() if self._word.wait(_WORD_SECONDS) else None
+        return self.known_failure() if self._failure_known.wait(_FAILURE_SECONDS) else None
 
     def known_failure(self) -> TuttiError | None:
-        """The same, if it has been said."""
+        """Return the failure of another rank as an error of this rank, if one has been received."""
         if self.failed is None:
             return None
         rank, text, exit_code = self.failed
@@ -79,15 +79,17 @@ class Search:
         return known
 
     def report(self, what: str, answer_seconds: float) -> TuttiError:
-        """The common verdict of all ranks, as an error of this one."""
+        """Search for the missing ranks; returns the conclusion that all ranks share as an error of this rank."""
         self.explains = True
         try:
-            first = self._mail.is_first_to("report")
+            first = self._queues.is_first_to("report")
             if first:
                 self._conclude(what, answer_seconds)
-            self._spoken.wait(_VERDICT_SECONDS)
+            self._concluded.wait(_VERDICT_SECONDS)
         except RuntimeError:
-            return RankLost(f"{what}: rank 0 on host {self._hosts[0]}, which holds the store, is gone or out of reach.")
+            return RankLost(
+                f"{what}: rank 0 on host {self._hosts[0]}, which holds the store, has ended or is unreachable."
+            )
         if self._verdict is None:
             return RankLost(f"{what}: no rank could find out who is missing.")
         text, exit_code = self._verdict
@@ -96,17 +98,17 @@ class Search:
         return error
 
     def end_all(self, what: str) -> None:
-        """The same from another thread, since the main thread is stuck: the verdict then ends this rank."""
+        """Search from the monitor thread while the main thread hangs; the conclusion then ends this rank."""
         if self.explains:
             return
-        if self._mail.is_first_to("report"):
-            self._conclude(what, ANSWER_SECONDS, stuck=True)
-        self._spoken.wait(_VERDICT_SECONDS)
+        if self._queues.is_first_to("report"):
+            self._conclude(what, ANSWER_SECONDS, main_hangs=True)
+        self._concluded.wait(_VERDICT_SECONDS)
 
     def on_where(self, asker: int) -> None:
-        self._mail.send(asker, "here", self._whereabouts())
+        self._queues.send(asker, "here", self._position())
 
-    def on_here(self, answer: Whereabouts) -> None:
+    def on_here(self, answer: Position) -> None:
         with self._answered:
             self._answers[answer.rank] = answer
             self._answered.notify()
@@ -114,41 +116,41 @@ class Search:
     def on_failed(self, rank: int, text: str, exit_code: int) -> None:
         if rank != self._rank and self.failed is None:
             self.failed = (rank, text, exit_code)
-            self._word.set()
+            self._failure_known.set()
 
     def on_verdict(self, text: str, exit_code: int, reporter: int) -> None:
         self._verdict = (text, exit_code)
-        self._spoken.set()
+        self._concluded.set()
         if not self.explains:
             end_rank(self._rank, text, exit_code, self._screen if reporter == self._rank else None)
 
-    def _conclude(self, what: str, answer_seconds: float, stuck: bool = False) -> None:
-        """Ask all ranks where they are, write down what follows, and tell everybody."""
+    def _conclude(self, what: str, answer_seconds: float, main_hangs: bool = False) -> None:
+        """Ask all ranks for their positions, write the finding, and send it to all ranks."""
         with self._answered:
-            self._mail.send_all("where", self._rank)
+            self._queues.send_all("where", self._rank)
             self._answered.wait_for(lambda: len(self._answers) == len(self._hosts), answer_seconds)
             answers = list(self._answers.values())
         finding = find_missing(answers, self._hosts, what)
         exit_code = RankLost.exit_code if finding.silent else DeadlineError.exit_code
-        self._write_down(finding, answers, stuck)
-        self._mail.send_all("verdict", finding.text, exit_code, self._rank)
+        self._write(finding, answers, main_hangs)
+        self._queues.send_all("verdict", finding.text, exit_code, self._rank)
 
-    def _write_down(self, finding: Finding, answers: Sequence[Whereabouts], stuck: bool) -> None:
+    def _write(self, finding: HangFinding, answers: Sequence[Position], main_hangs: bool) -> None:
         if self.folder is None:
             return
         content = asdict(finding) | {"ranks": [asdict(answer) for answer in answers], "time": time.time()}
         with suppress(OSError):
             write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
-            if stuck:  # no main thread will do it
+            if main_hangs:  # and cannot write it
                 Record.open(self.folder.record).end("failed", failure=finding.text.split("\n")[0])
 
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
-_LONGEST_INTERVAL = 2.0  # seconds between two looks
+_LONGEST_INTERVAL = 2.0  # seconds between two checks
 
 
 class Watch:
-    """What the main thread tells of itself, and the threads that look on."""
+    """Receives the phase of the main thread, and runs the threads that check it."""
 
     def __init__(self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig) -> None:
         self.save_seconds = 0.0  # what a checkpoint has been taking, at most
@@ -159,38 +161,38 @@ class Watch:
         self._ends = allocation_end(os.environ) if placement.rank == 0 else None
         self._mark: tuple[Phase, int, float] | None = None
         self._main = threading.get_ident()
-        self._screen = os.dup(2)  # the real one: what a rank prints goes to its log while it trains
-        self._mail = Mail(store, placement.rank, placement.world_size)
-        self._stopping = Stopping(self._mail, placement.rank, placement.world_size)
-        self._search = Search(self._mail, placement.rank, hosts, self._whereabouts, self._screen)
+        self._screen = os.dup(2)  # the original stderr: output of a rank goes to its log while it trains
+        self._queues = MessageQueues(store, placement.rank, placement.world_size)
+        self._stop_agreement = StopAgreement(self._queues, placement.rank, placement.world_size)
+        self._search = HangSearch(self._queues, placement.rank, hosts, self._position, self._screen)
         self._closed = False
         self._take_signals()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._look)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._check_main)]
         for thread in self._threads:
             thread.start()
 
-    # What the main thread says and asks.
+    # Called by the main thread.
 
     def at(self, phase: Phase, step: int) -> None:
-        """The main thread begins a part of a step; the time until its next word has a deadline."""
+        """The main thread begins a phase of a step; the next call must follow before the deadline."""
         self._mark = (phase, step, time.monotonic())
 
     def rests(self) -> None:
-        """The main thread does what may take any time."""
+        """The main thread begins work without a deadline."""
         self._mark = None
 
     def writes_to(self, folder: RunFolder) -> None:
-        """Where a finding is written."""
+        """Set the run folder in which a finding is written."""
         self._search.folder = folder
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run stops before its end, if it does."""
-        return self._stopping.reason
+        """Why the run stops early; None if it does not."""
+        return self._stop_agreement.reason
 
     def goes_on(self, step: int) -> bool:
-        """Whether the step after this one is to be made; all ranks get the same answers."""
-        answer = self._stopping.goes_on(step)
+        """Return whether a step follows this one; all ranks get the same answer."""
+        answer = self._stop_agreement.goes_on(step)
         if answer is None:
             what = "ranks could not agree on a step to stop at"
             raise self._search.known_failure() or self._search.report(what, QUICK_ANSWER_SECONDS)
@@ -198,7 +200,7 @@ class Watch:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn a connection that broke, or a wait that was too long, into what is known of its cause."""
+        """Replace the error of a broken connection or an expired deadline by its cause, as far as it is known."""
         try:
             yield
         except Interrupted:
@@ -211,7 +213,7 @@ class Watch:
             raise
 
     def close(self) -> None:
-        """End the threads; the signals mean again what they did before."""
+        """End the threads and restore the signal handlers."""
         if self._closed:
             return
         self._closed = True
@@ -219,7 +221,7 @@ class Watch:
             signal.set_wakeup_fd(self._before[0])
             for number, handler in self._before[1].items():
                 signal.signal(number, handler)
-        self._mail.close()
+        self._queues.close()
         with suppress(OSError):
             os.write(self._wake, b"\0")
         for thread in self._threads:
@@ -228,57 +230,57 @@ class Watch:
             os.close(handle)
 
     def _explain(self, error: Exception) -> TuttiError:
-        """What is known of a failure that another rank has caused."""
-        if known := self._search.wait_for_word():
+        """Return the cause of a failure that another rank has caused."""
+        if known := self._search.wait_for_failure():
             return known
         step = f"step {self._mark[1]:,}" if self._mark else "the start of the run"
         if isinstance(error, DeadlineError) or "timed out" in str(error).lower():
             return self._search.report(f"{step} did not end within {self._deadline:g} s", ANSWER_SECONDS)
         return self._search.report(f"the connection to another rank was lost in {step}", QUICK_ANSWER_SECONDS)
 
-    # The thread that looks at signals, the clock and the main thread.
+    # The thread that checks signals, the time limit and the main thread.
 
     def _take_signals(self) -> None:
-        """Signals wake the watch at once, even while the main thread waits inside a library."""
+        """Have signals wake the monitor thread at once, even while the main thread blocks inside a library."""
         self._signals, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._before: tuple[int, dict[signal.Signals, Any]] = (-1, {})
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.signal(number, _heed) for number in _SIGNALS}
+            handlers = {number: signal.signal(number, _ignore_signal) for number in _SIGNALS}
             self._before = (signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False), handlers)
 
-    def _look(self) -> None:
-        patience = 0.0  # the first look is at once: a short run may begin when no time is left
+    def _check_main(self) -> None:
+        pause = 0.0  # the first check is at once: a run may begin when no time is left
         while True:
-            ready, _, _ = select.select([self._signals], [], [], patience)
+            ready, _, _ = select.select([self._signals], [], [], pause)
             numbers = os.read(self._signals, 64) if ready else b""
-            patience = self._interval
+            pause = self._interval
             if self._closed:
                 return
-            with suppress(RuntimeError):  # the store is gone: the main thread will find out
+            with suppress(RuntimeError):  # the store has closed: the main thread will notice
                 for number in numbers:
                     if number in _SIGNALS:
-                        self._stopping.ask(f"on {signal.Signals(number).name}")
+                        self._stop_agreement.ask(f"on {signal.Signals(number).name}")
                 if self._ends is not None and self._is_short(self._ends - time.time()):
-                    self._stopping.ask("before the end of the allocation")
+                    self._stop_agreement.ask("before the end of the allocation")
                     self._ends = None
                 mark = self._mark
                 if mark is not None and time.monotonic() - mark[2] > self._deadline:
                     self._search.end_all(f"step {mark[1]:,} did not end within {self._deadline:g} s")
 
     def _is_short(self, seconds_left: float) -> bool:
-        """Whether there is just enough time for the step under way and a checkpoint."""
+        """Return whether the time left is just enough for the current step and a checkpoint."""
         mark = self._mark
         step_seconds = time.monotonic() - mark[2] if mark else 0.0
         return seconds_left < self._margin + 1.5 * self.save_seconds + step_seconds
 
-    # The thread that hears what other watches say.
+    # The thread that receives messages of other ranks.
 
     def _listen(self) -> None:
-        heard = {
-            "stop": self._stopping.on_stop,
-            "begun": self._stopping.on_begun,
-            "last": self._stopping.on_last,
+        handlers = {
+            "stop": self._stop_agreement.on_stop,
+            "begun": self._stop_agreement.on_begun,
+            "last": self._stop_agreement.on_last,
             "where": self._search.on_where,
             "here": self._search.on_here,
             "failed": self._on_failed,
@@ -286,20 +288,20 @@ class Watch:
         }
         with suppress(RuntimeError):
             while True:
-                kind, *content = self._mail.receive()
+                kind, *content = self._queues.receive()
                 if kind == "over":
                     return
-                heard[kind](*content)
+                handlers[kind](*content)
 
     def _on_failed(self, rank: int, text: str, exit_code: int) -> None:
         self._search.on_failed(rank, text, exit_code)
-        self._stopping.end_waiting()
+        self._stop_agreement.end_waiting()
 
-    def _whereabouts(self) -> Whereabouts:
+    def _position(self) -> Position:
         phase, step, since = self._mark or (Phase.BATCH, 0, time.monotonic())
         seconds = time.monotonic() - since
-        return Whereabouts(self._rank, platform.node(), phase, step, seconds, stack_of(self._main))
+        return Position(self._rank, platform.node(), phase, step, seconds, stack_of(self._main))
 
 
-def _heed(*_: object) -> None:
-    """The watch has read the signal from its pipe."""
+def _ignore_signal(*_: object) -> None:
+    """The monitor thread reads the signal from the pipe."""

@@ -1,4 +1,4 @@
-"""The network interface over which ranks on several hosts reach each other: chosen, tried, and named if it is wrong."""
+"""The network interface over which ranks on several hosts connect: chosen, tested, and named in errors."""
 
 import fcntl
 import os
@@ -24,10 +24,12 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LOOPBACK = "lo"
 
 
-def settle_interface(placement: Placement, store: dist.Store, seconds: float) -> None:
-    """Have Gloo use an interface that other hosts reach; every rank enters, and all raise what one of them found."""
+def choose_interface(placement: Placement, store: dist.Store, seconds: float) -> None:
+    """Select an interface for Gloo that other hosts can reach; all ranks call this, and all raise the error of one."""
     store = dist.PrefixStore("interface", store)
-    if placement.world_size == 1 or store.check(["tried/open"]):  # nobody to reach, or settled when they met before
+    if placement.world_size == 1 or store.check(
+        ["tried/open"]
+    ):  # one rank, or chosen at an earlier rendezvous of this job
         return
     fitting, several_hosts = _fitting_interface(placement, store, seconds)
     chosen = os.environ.get(_VARIABLE) or fitting
@@ -48,13 +50,13 @@ def settle_interface(placement: Placement, store: dist.Store, seconds: float) ->
 
 
 def interface_towards(address: str) -> str | None:
-    """The interface through which packets to a host leave, if its address tells."""
+    """Return the interface on the route to a host, if its address identifies one."""
     source = _source(address)
     return next((name for name, addresses in interfaces().items() if source in addresses), None)
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The interfaces of this host that have addresses, and these."""
+    """Return the interfaces of this host with their addresses."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -70,7 +72,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) -> tuple[str | None, bool]:
-    """The interface towards the first host, and on that host towards another; and whether there is another."""
+    """Return the interface towards the host of rank 0 (there: towards another), and whether there are several."""
     if placement.world_size == placement.local_size:
         return (_LOOPBACK if _LOOPBACK in interfaces() else None), False
     assert placement.address
@@ -87,14 +89,14 @@ def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) 
 
 
 def source_towards(host: str) -> str | None:
-    """The address of this host that packets to another would carry; None where the other is this one."""
+    """Return the source address of packets to a host; None if that host is this one."""
     source = _source(host)
     own = [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)]
     return None if source in own or ip_address(source).is_loopback else source
 
 
 def _source(host: str) -> str:
-    """Nothing is sent."""
+    """Connecting a datagram socket sends nothing, but selects the source address."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
@@ -102,13 +104,13 @@ def _source(host: str) -> str:
 
 
 def _problem(chosen: str | None, several_hosts: bool) -> str | None:
-    """What is wrong with the names that were given, seen from this host alone."""
+    """Describe what is wrong with the given interfaces on this host."""
     there = interfaces()
     for name in (chosen or "").split(","):
         is_loopback = name in there and ip_address(there[name][0]).is_loopback
         if is_loopback and several_hosts:
             return f"{_VARIABLE}={chosen}, but other hosts cannot reach it. {_advice()}"
-        if name and there and name not in there:  # some systems do not tell their interfaces
+        if name and there and name not in there:  # some systems do not list their interfaces
             return f"{_VARIABLE}={chosen}, but there is no such interface with an address. {_advice()}"
     return None
 
@@ -119,7 +121,7 @@ def _advice() -> str:
 
 
 def _listen(chosen: str | None, stack: ExitStack) -> str:
-    """Wait for the rank before this one; the words that tell it where, or none if the address is not known."""
+    """Listen for the previous rank; returns host, interface, address and port, or "" if the address is unknown."""
     interface = (chosen or "").split(",")[0]
     if not (addresses := interfaces().get(interface)):
         return ""
@@ -130,7 +132,7 @@ def _listen(chosen: str | None, stack: ExitStack) -> str:
 
 
 def _cannot_reach(rank: int, store: dist.Store) -> str | None:
-    """Connect to the next rank: over all ranks, every way from host to host is gone once."""
+    """Connect to the next rank and describe a failure; over all ranks this tests each pair of neighbouring hosts."""
     where = store.get(f"where/{rank}").decode()
     if not where:
         return None
@@ -144,7 +146,7 @@ def _cannot_reach(rank: int, store: dist.Store) -> str | None:
 
 
 def _agreed(placement: Placement, store: dist.Store, count: int) -> LaunchError:
-    """The error that every rank raises; rank 0, whose process may hold the store, stays until all have read it."""
+    """Build the error that every rank raises; rank 0, which may hold the store, waits until all have read it."""
     problems = [store.get(f"problem/{number}").decode() for number in range(1, min(count, _MOST_PROBLEMS) + 1)]
     if store.add("read", 1) == placement.world_size:
         store.set("read/open", "")

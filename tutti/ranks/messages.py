@@ -1,4 +1,4 @@
-"""Notes between the watches of all ranks: a queue for each rank in the store at which they have met."""
+"""Messages between ranks outside of collectives: one queue for each rank in the store of the job."""
 
 import contextlib
 import pickle
@@ -8,40 +8,40 @@ from typing import Any
 import torch.distributed as dist
 
 
-class Mail:
-    """Sends notes to ranks, and waits for those to this one; a wait holds a connection, so there are two."""
+class MessageQueues:
+    """Sends messages to ranks and receives those to this rank; a blocking receive needs a connection of its own."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._to_wait = patient(store)
-        self._to_send = patient(store)
+        self._receiving = waiting_connection(store)
+        self._sending = waiting_connection(store)
 
-    def send(self, rank: int, *note: Any) -> None:
-        """Put a note into a rank's queue."""
-        self._to_send.queue_push(f"watch/{rank}", pickle.dumps(note))
+    def send(self, rank: int, *message: Any) -> None:
+        """Put a message into the queue of a rank."""
+        self._sending.queue_push(f"watch/{rank}", pickle.dumps(message))
 
-    def send_all(self, *note: Any) -> None:
-        """Put a note into every rank's queue, this one's too."""
+    def send_all(self, *message: Any) -> None:
+        """Put a message into the queue of every rank, including this one."""
         for rank in range(self._world_size):
-            self.send(rank, *note)
+            self.send(rank, *message)
 
     def receive(self) -> tuple[Any, ...]:
-        """The next note to this rank; it waits for one."""
-        return pickle.loads(self._to_wait.queue_pop(f"watch/{self._rank}", True))
+        """Return the next message to this rank; blocks until there is one."""
+        return pickle.loads(self._receiving.queue_pop(f"watch/{self._rank}", True))
 
     def is_first_to(self, what: str) -> bool:
-        """Whether no rank has asked this before."""
-        return self._to_send.add(f"watch/first/{what}", 1) == 1
+        """Return whether this rank is the first of all to ask for `what`."""
+        return self._sending.add(f"watch/first/{what}", 1) == 1
 
     def close(self) -> None:
-        """Wake this rank's own wait."""
+        """Wake up the blocking receive of this rank."""
         with contextlib.suppress(RuntimeError):
             self.send(self._rank, "over")
 
 
-def patient(store: dist.Store) -> dist.Store:
-    """A connection of its own to the store, for a thread that waits as long as it takes."""
+def waiting_connection(store: dist.Store) -> dist.Store:
+    """Return a second connection to the store, without a deadline, for a thread that blocks on it."""
     connection: dist.Store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
     connection.set_timeout(timedelta(days=365))
     return connection

@@ -1,4 +1,4 @@
-"""A rank's place in its run, and what every environment reader needs to find it."""
+"""The placement of a rank in its job, and what every environment reader needs to find it."""
 
 import hashlib
 import os
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import LaunchError
-from tutti.ranks.rendezvous import door_ports
+from tutti.ranks.rendezvous import rendezvous_ports
 
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank this process is, of how many, and where they meet."""
+    """Which rank this process is, of how many, and the address of the rendezvous."""
 
     launcher: str
     rank: int = 0
@@ -28,7 +28,7 @@ class Placement:
     key: str | None = None  # known to the ranks of this job alone; None where the port is given and not derived
 
     def checked(self) -> "Placement":
-        """Itself, if its numbers agree with each other."""
+        """Return this placement, or raise an error if its numbers contradict each other."""
         pairs = (("rank", self.rank, self.world_size), ("local rank", self.local_rank, self.local_size))
         for name, number, size in pairs:
             if not 0 <= number < size:
@@ -45,7 +45,7 @@ class Placement:
 
 
 def number(env: Environment, *names: str, default: int | None = None) -> int:
-    """The first of the named variables as a whole number."""
+    """Return the first of the named variables as an integer."""
     for name in names:
         if name in env:
             try:
@@ -57,16 +57,16 @@ def number(env: Environment, *names: str, default: int | None = None) -> int:
     return default
 
 
-def job_door(env: Environment, job: str) -> tuple[int, str | None]:
-    """MASTER_PORT, else the first port and the key that every rank of a job derives alike."""
+def job_rendezvous(env: Environment, job: str) -> tuple[int, str | None]:
+    """Return MASTER_PORT, or the first port and the key derived from the job, equal on all of its ranks."""
     if "MASTER_PORT" in env:
         return number(env, "MASTER_PORT"), None
     key = hashlib.sha256(f"{os.getuid()} {job}".encode()).hexdigest()[:16]
-    return door_ports(key)[0], key
+    return rendezvous_ports(key)[0], key
 
 
-def meeting_address(env: Environment, launcher: str, one_host: bool, slurm_list: str) -> str:
-    """The host of rank 0 as far as the environment tells; never a guess."""
+def rendezvous_address(env: Environment, launcher: str, one_host: bool, slurm_list: str) -> str:
+    """Return the host of rank 0 according to the environment; never a guess."""
     if address := given_address(env, launcher, one_host):
         return address
     if path := env.get("PBS_NODEFILE"):
@@ -80,7 +80,7 @@ def meeting_address(env: Environment, launcher: str, one_host: bool, slurm_list:
 
 
 def given_address(env: Environment, launcher: str, one_host: bool) -> str | None:
-    """MASTER_ADDR, or this host if all ranks are on it; None if it is to be found."""
+    """Return MASTER_ADDR, or this host if all ranks are on it; None otherwise."""
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if one_host else None)
     if address and not one_host and re.fullmatch(r"localhost|127\.[\d.]+|::1", address):
         raise LaunchError(
@@ -91,7 +91,7 @@ def given_address(env: Environment, launcher: str, one_host: bool) -> str | None
 
 
 def first_host(hosts: str) -> str:
-    """The first of Slurm's short form of host names: 'gpu[03-04,7],login1' begins with gpu03."""
+    """Return the first host of a Slurm host list: gpu03 of 'gpu[03-04,7],login1'."""
     match = re.match(r"(?:[\w.-]|\[\w+(?:-\w+)?(?:,\w+(?:-\w+)?)*\])+(?=,|$)", hosts)
     if not match:
         raise LaunchError(
@@ -102,7 +102,7 @@ def first_host(hosts: str) -> str:
 
 
 def _first_line(path: str) -> str:
-    """The first host of PBS' file."""
+    """Return the first host of the node file of PBS."""
     try:
         with open(path) as hosts:
             first = hosts.readline().strip()
@@ -116,7 +116,7 @@ def _first_line(path: str) -> str:
 
 
 def ancestor(name: str) -> list[str] | None:
-    """The command line of the nearest ancestor with a name, its process id first."""
+    """Return the process id and command line of the nearest ancestor process of a name."""
     process = os.getppid()
     while process > 1:
         try:

@@ -1,4 +1,4 @@
-"""Where ranks are, and what that says about the one that all wait for."""
+"""Positions of ranks within a step, and which rank the others wait for."""
 
 import sys
 import traceback
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-_MOST_STACKS = 4
-_DEEPEST = 12  # calls of a stack
-_OF_TORCH = ("_wrapped_call_impl", "_call_impl", "_run_ddp_forward")  # in every pass through a module
+_MAX_STACKS = 4
+_STACK_DEPTH = 12  # calls of a stack
+_TORCH_CALLS = ("_wrapped_call_impl", "_call_impl", "_run_ddp_forward")  # in every pass through a module
 
 
 class Phase(IntEnum):
-    """What a rank does, in the order in which a step does it."""
+    """The phases of a step, in their order."""
 
     BATCH = 0
     FORWARD = 1
@@ -36,19 +36,19 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """What a rank's main thread is doing, told by another thread of that rank."""
+class Position:
+    """What the main thread of a rank is doing, reported by another thread of that rank."""
 
     rank: int
     host: str
     phase: Phase
-    step: int  # the step that is made, counted from 1
-    seconds: float  # since it came there
-    stack: tuple[str, ...]  # its Python calls, the innermost last
+    step: int  # the current step, counted from 1
+    seconds: float  # since the phase began
+    stack: tuple[str, ...]  # Python calls, innermost last
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far it has come."""
+        """Progress, comparable between ranks."""
         return self.step, int(self.phase)
 
     def sentence(self) -> str:
@@ -56,17 +56,17 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What is known of a wait that did not end."""
+class HangFinding:
+    """The result of a hang search."""
 
     text: str
     arrived: tuple[int, ...]
-    behind: tuple[int, ...]  # those that answer, but have not come as far as the others
-    silent: tuple[int, ...]  # those that do not answer
+    behind: tuple[int, ...]  # ranks that answer, but have not reached the position of the others
+    silent: tuple[int, ...]  # ranks that do not answer
 
 
-def find_missing(answers: Sequence[Whereabouts], hosts: Sequence[str], what: str) -> Finding:
-    """Who has arrived where the ranks wait, who is behind and where, and who does not answer at all."""
+def find_missing(answers: Sequence[Position], hosts: Sequence[str], what: str) -> HangFinding:
+    """Find which ranks have arrived where the ranks wait, which are behind and where, and which do not answer."""
     here = sorted(answers, key=lambda each: each.rank)
     known = {each.rank for each in here}
     silent = tuple(rank for rank in range(len(hosts)) if rank not in known)
@@ -76,36 +76,38 @@ def find_missing(answers: Sequence[Whereabouts], hosts: Sequence[str], what: str
     lines = [_headline(what, behind, silent, hosts)]
     if arrived:
         lines.append(f"{name_ranks([e.rank for e in arrived])} arrived: {arrived[0].sentence()}")
-    for each in behind[:_MOST_STACKS]:
+    for each in behind[:_MAX_STACKS]:
         lines += [f"rank {each.rank} on host {each.host} is {each.sentence()}:", *_quoted(each.stack)]
     if silent:
         shown = ", ".join(f"{rank} on host {hosts[rank]}" for rank in silent[:16])
-        lines.append(f"no answer from rank {shown}: the process or its host is gone, stopped, or out of reach")
+        lines.append(f"no answer from rank {shown}: the process or its host has ended, is suspended, or is unreachable")
     if not behind and not silent:
-        lines += [f"rank {arrived[0].rank} on host {arrived[0].host} is there with:", *_quoted(arrived[0].stack)]
-    return Finding("\n".join(lines), tuple(each.rank for each in arrived), tuple(each.rank for each in behind), silent)
+        lines += [f"rank {arrived[0].rank} on host {arrived[0].host} waits with the stack:", *_quoted(arrived[0].stack)]
+    return HangFinding(
+        "\n".join(lines), tuple(each.rank for each in arrived), tuple(each.rank for each in behind), silent
+    )
 
 
 def stack_of(thread: int) -> tuple[str, ...]:
-    """The Python calls of a thread as lines, the innermost last."""
+    """Return the Python calls of a thread as lines, innermost last."""
     frame = sys._current_frames().get(thread)
-    calls = [call for call in traceback.extract_stack(frame) if call.name not in _OF_TORCH] if frame else []
+    calls = [call for call in traceback.extract_stack(frame) if call.name not in _TORCH_CALLS] if frame else []
     return tuple(
-        f"{Path(call.filename).name}:{call.lineno} in {call.name}: {call.line or ''}" for call in calls[-_DEEPEST:]
+        f"{Path(call.filename).name}:{call.lineno} in {call.name}: {call.line or ''}" for call in calls[-_STACK_DEPTH:]
     )
 
 
 def name_ranks(numbers: Sequence[int]) -> str:
-    """'rank 3', or 'ranks 0, 1, 2'; many are cut short."""
+    """Format rank numbers: 'rank 3', or 'ranks 0, 1, 2'; long lists are truncated."""
     shown = ", ".join(map(str, numbers[:16])) + (", ..." if len(numbers) > 16 else "")
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 
 
-def _headline(what: str, behind: Sequence[Whereabouts], silent: Sequence[int], hosts: Sequence[str]) -> str:
+def _headline(what: str, behind: Sequence[Position], silent: Sequence[int], hosts: Sequence[str]) -> str:
     missing = sorted({*(each.rank for each in behind), *silent})
     if not missing:
         return (
-            f"{what}: all ranks are at the same place and wait for each other. "
+            f"{what}: all ranks are at the same position and wait for each other. "
             "The network between them may be down: run tutti doctor on the same hosts."
         )
     where = ", ".join(dict.fromkeys(hosts[rank] for rank in missing[:16]))

@@ -1,7 +1,7 @@
-"""Where ranks of a job find each other: a door at a port that all derive from the job, which tells where the store is.
+"""Rendezvous without a given port: at a port derived from the job, rank 0 answers with the port of its store.
 
-The port may be taken, by a stranger or by the door of another job. So the job stands for several ports: rank 0 opens
-its door at the first that is free, and the others knock at one after the other, with a key that only this door knows.
+The port may be in use, by another program or by another job. Therefore several ports are derived from the job: rank 0
+listens at the first free one, and the other ranks try them in turn with a key that belongs to this job.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ _FIRST_PORT, _PORTS = 15_000, 16_000  # below those that the system hands out
 _TRIES = 8
 _ANSWER_SECONDS = 2.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds; thousands of ranks may wait for the first
-_GREETING = b"tutti "
+_PREFIX = b"tutti "
 
 
-def door_ports(key: str) -> list[int]:
-    """The ports that a key stands for, in the order in which they are tried."""
+def rendezvous_ports(key: str) -> list[int]:
+    """Return the ports derived from a key, in the order in which they are tried."""
     ports = (_FIRST_PORT + zlib.crc32(f"{key} {number}".encode()) % _PORTS for number in range(_TRIES))
     return list(dict.fromkeys(ports))
 
 
-def open_door(key: str, store_port: int, callers: int, seconds: float) -> int:
-    """Tell who knows the key where the store is, in a thread, until as many ranks have asked; the port of the door."""
-    ports = door_ports(key)
+def serve_store_port(key: str, store_port: int, callers: int, seconds: float) -> int:
+    """Answer requests that carry the key, in a thread, until `callers` ranks have asked; returns the port used."""
+    ports = rendezvous_ports(key)
     for port in ports:
         with contextlib.suppress(OSError):
-            door = _listen(port)
-            door.settimeout(seconds)
-            arguments = (door, key.encode(), b"%d" % store_port, callers)
-            threading.Thread(target=_answer, args=arguments, name="door", daemon=True).start()
+            server = _listen(port)
+            server.settimeout(seconds)
+            arguments = (server, key.encode(), b"%d" % store_port, callers)
+            threading.Thread(target=_answer, args=arguments, name="rendezvous", daemon=True).start()
             return port
     raise LaunchError(
         f"rank 0 on host {socket.gethostname()} cannot listen: ports {', '.join(map(str, ports))} are all in use. "
@@ -42,24 +42,24 @@ def open_door(key: str, store_port: int, callers: int, seconds: float) -> int:
     )
 
 
-def find_store(key: str, address: str, rank: int, seconds: float) -> int:
-    """The port of the store, as the door at an address tells it to who knows the key."""
+def find_store_port(key: str, address: str, rank: int, seconds: float) -> int:
+    """Ask rank 0 at an address for the port of the store."""
     deadline = time.monotonic() + seconds
     answers: dict[int, str] = {}
     pause = _SHORTEST_PAUSE
     while True:
-        for port in door_ports(key):
-            found = _knock(address, port, key.encode(), rank)
+        for port in rendezvous_ports(key):
+            found = _ask(address, port, key.encode(), rank)
             if isinstance(found, int):
                 return found
             answers[port] = found
             if time.monotonic() > deadline:
-                raise DeadlineError(_nobody(address, rank, answers, seconds))
+                raise DeadlineError(_no_answer(address, rank, answers, seconds))
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def _nobody(address: str, rank: int, answers: dict[int, str], seconds: float) -> str:
+def _no_answer(address: str, rank: int, answers: dict[int, str], seconds: float) -> str:
     ports = {answer: [port for port, same in answers.items() if same == answer] for answer in answers.values()}
     told = ", ".join(f"{address}:{'|'.join(map(str, found))} ({answer})" for answer, found in ports.items())
     return (
@@ -70,33 +70,33 @@ def _nobody(address: str, rank: int, answers: dict[int, str], seconds: float) ->
 
 
 def _listen(port: int) -> socket.socket:
-    """A door for IPv4 and IPv6 where there is IPv6."""
+    """Listen on IPv4, and on IPv6 where the host has it."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=4096)
 
 
-def _answer(door: socket.socket, key: bytes, answer: bytes, callers: int) -> None:
+def _answer(server: socket.socket, key: bytes, answer: bytes, callers: int) -> None:
     seen: set[bytes] = set()
-    with door:
+    with server:
         while len(seen) < callers:
             try:
-                caller, _ = door.accept()
-            except OSError:  # its time is over
+                caller, _ = server.accept()
+            except OSError:  # the deadline has passed
                 return
             with caller, contextlib.suppress(OSError):
                 caller.settimeout(_ANSWER_SECONDS)
-                words = caller.recv(256).removeprefix(_GREETING).split()
+                words = caller.recv(256).removeprefix(_PREFIX).split()
                 if len(words) == 2 and words[0] == key:
-                    caller.sendall(_GREETING + answer)
+                    caller.sendall(_PREFIX + answer)
                     seen.add(words[1])
 
 
-def _knock(address: str, port: int, key: bytes, rank: int) -> int | str:
-    """The port of the store, or what came instead."""
+def _ask(address: str, port: int, key: bytes, rank: int) -> int | str:
+    """Return the port of the store, or a description of the failure."""
     try:
         with socket.create_connection((address, port), timeout=_ANSWER_SECONDS) as caller:
-            caller.sendall(_GREETING + key + b" %d" % rank)
+            caller.sendall(_PREFIX + key + b" %d" % rank)
             answer = caller.recv(256)
     except socket.gaierror as error:
         return f"no such host: {error.strerror}"
@@ -104,6 +104,6 @@ def _knock(address: str, port: int, key: bytes, rank: int) -> int | str:
         return "no answer"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    if answer.startswith(_GREETING):
-        return int(answer.removeprefix(_GREETING))
+    if answer.startswith(_PREFIX):
+        return int(answer.removeprefix(_PREFIX))
     return "another program answers" if answer else "another program listens"

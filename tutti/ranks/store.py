@@ -1,4 +1,4 @@
-"""All ranks of a job at one store: where rank 0 is, and what to say when it cannot be reached."""
+"""The store of a job: ranks connect to it and wait for each other, and absent ranks are named."""
 
 import os
 import platform
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from tutti.errors import DeadlineError, LaunchError
 from tutti.ranks.placement import Placement
 from tutti.ranks.positions import name_ranks
-from tutti.ranks.rendezvous import find_store, open_door
+from tutti.ranks.rendezvous import find_store_port, serve_store_port
 
 _STAY_SECONDS = 5.0
 
 
-def meet(placement: Placement, seconds: float) -> dist.Store:
-    """The store of this job's ranks; one that rank 0 or torchrun's agent holds."""
+def connect_store(placement: Placement, seconds: float) -> dist.Store:
+    """Connect to the store of the job, which rank 0 or the agent of torchrun holds."""
     if placement.world_size == 1:
         return dist.HashStore()
     if placement.address is None or placement.port is None:
@@ -27,9 +27,9 @@ def meet(placement: Placement, seconds: float) -> dist.Store:
     elif placement.rank == 0:
         _check_that_rank_0_is_here(placement)
         store = _store(0, "127.0.0.1", 0, True, seconds)  # at any free port, for all addresses of this host
-        open_door(placement.key, store.port, placement.world_size - 1, seconds)
+        serve_store_port(placement.key, store.port, placement.world_size - 1, seconds)
     else:
-        port = find_store(placement.key, placement.address, placement.rank, seconds)
+        port = find_store_port(placement.key, placement.address, placement.rank, seconds)
         store = _store(placement.rank, placement.address, port, False, seconds)
     return dist.PrefixStore(f"start/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
@@ -51,7 +51,7 @@ def _store(rank: int, address: str, port: int, held_here: bool, seconds: float) 
 
 
 def _check_that_rank_0_is_here(placement: Placement) -> None:
-    """The first host of a list is where rank 0 runs unless the launcher was told otherwise."""
+    """Refuse a job whose rank 0 is not on the first host of its host list, where the other ranks look for it."""
     if "MASTER_ADDR" in os.environ:  # may be the address of a service in front of this host
         return
     for family, kind, protocol, _, address in _resolved(placement):
@@ -78,7 +78,7 @@ def _resolved(placement: Placement) -> list[tuple]:
 
 
 def wait_for_all(store: dist.Store, rank: int, world_size: int, key: str, what: str, seconds: float) -> None:
-    """Wait until every rank is here, or say who is not."""
+    """Wait until every rank has called this; raise an error that names the absent ranks at the deadline."""
     store.set(f"{key}/{rank}", "")
     if store.add(f"{key}/count", 1) == world_size:
         store.set(f"{key}/open", "")
@@ -87,18 +87,18 @@ def wait_for_all(store: dist.Store, rank: int, world_size: int, key: str, what: 
     except dist.DistError as error:
         raise DeadlineError(
             f"rank {rank} on host {platform.node()} waited {seconds:g} s at {what}: "
-            f"{_absence(store, rank, world_size, key)} Look at the logs of the missing ranks."
+            f"{_describe_missing(store, rank, world_size, key)} Look at the logs of the missing ranks."
         ) from error
 
 
-def _absence(store: dist.Store, rank: int, world_size: int, key: str) -> str:
-    """Who is missing; rank 0, whose process may hold the store, stays until those who are here have asked."""
+def _describe_missing(store: dist.Store, rank: int, world_size: int, key: str) -> str:
+    """Name the missing ranks; rank 0, which may hold the store, waits until the ranks that arrived have read it."""
     try:
         here = [other for other in range(world_size) if store.check([f"{key}/{other}"])]
         store.set(f"{key}/{rank}/told", "")
         if rank == 0:
             store.wait([f"{key}/{other}/told" for other in here], timedelta(seconds=_STAY_SECONDS))
     except dist.DistError:
-        return "rank 0, which knows who is missing, is gone or does not answer."
+        return "rank 0, which holds the store, has ended or does not answer."
     missing = [other for other in range(world_size) if other not in here]
     return f"missing {name_ranks(missing)}, arrived {name_ranks(here)} of {world_size}."

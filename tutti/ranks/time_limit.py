@@ -1,4 +1,4 @@
-"""How long the scheduler lets a run go on."""
+"""The time limit of the allocation that a run is in."""
 
 import contextlib
 import re
@@ -9,11 +9,11 @@ from tutti.errors import LaunchError
 from tutti.ranks.placement import Environment
 
 ENDS_VARIABLE = "TUTTI_JOB_ENDS"  # seconds since the epoch; job scripts set it
-_PATIENCE_SECONDS = 10
+_QUERY_SECONDS = 10
 
 
 def allocation_end(env: Environment) -> float | None:
-    """When this allocation ends, in seconds since the epoch; None where nobody says."""
+    """Return the end of this allocation in seconds since the epoch; None if there is none."""
     for name in (ENDS_VARIABLE, "SLURM_JOB_END_TIME"):
         if text := env.get(name):
             try:
@@ -27,19 +27,19 @@ def allocation_end(env: Environment) -> float | None:
 
 def _ask_slurm(job: str) -> float | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(
+        answer = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", job],
             capture_output=True,
             text=True,
             check=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_QUERY_SECONDS,
         )
-        return end_time(said.stdout)
+        return end_time(answer.stdout)
     return None
 
 
 def end_time(text: str) -> float | None:
-    """The end of a job in what `scontrol show job` prints; a job without a limit has none."""
+    """Parse the end of a job from the output of `scontrol show job`; None for a job without a limit."""
     match = re.search(r"\bEndTime=(\S+)", text)
     with contextlib.suppress(ValueError):
         if match:

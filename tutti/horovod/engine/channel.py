@@ -10,7 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from tutti.horovod.engine.messages import Message, Response
-from tutti.ranks.messages import patient
+from tutti.ranks.messages import waiting_connection
 
 _FORGET_AFTER = 1000
 
@@ -66,9 +66,9 @@ class Connections:
     """A rank's own connections to the store, one for each thread, since a wait blocks it; made once for all jobs."""
 
     def __init__(self, store: dist.Store, coordinates: bool) -> None:
-        self.to_say = patient(store)
-        self.to_wait = patient(store)
-        self.to_hear = patient(store) if coordinates else self.to_wait
+        self.to_say = waiting_connection(store)
+        self.to_wait = waiting_connection(store)
+        self.to_hear = waiting_connection(store) if coordinates else self.to_wait
 
 
 class StoreChannel:
@@ -121,7 +121,7 @@ class StoreChannel:
     def interrupt(self, why: str) -> None:
         """From any thread, when a rank is known to be dead: end the job here, and have nobody wait for that rank."""
         with _connected():
-            connection = patient(self._to.to_say)
+            connection = waiting_connection(self._to.to_say)
             connection.queue_push(self._own, pickle.dumps([Response("shutdown", error=why)]))
             connection.queue_push(self._up, pickle.dumps(Message(self._rank, leaves=True)))
             connection.set(f"{self._parted}/all", "")

@@ -2,7 +2,7 @@
 
 import os
 
-from tutti.ranks.placement import Environment, Placement, ancestor, job_door, meeting_address, number
+from tutti.ranks.placement import Environment, Placement, ancestor, job_rendezvous, number, rendezvous_address
 
 NAME = "MPICH"
 _LOCAL_RANK = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
@@ -18,7 +18,7 @@ def read(env: Environment) -> Placement:
     """In a Slurm job the hosts are the step's, in which mpiexec starts a daemon on each of its hosts."""
     world_size = number(env, "PMI_SIZE")
     local_size = number(env, *_LOCAL_SIZE)
-    port, key = job_door(env, _job(env))
+    port, key = job_rendezvous(env, _job(env))
     return Placement(
         launcher=NAME,
         rank=number(env, "PMI_RANK"),
@@ -26,7 +26,7 @@ def read(env: Environment) -> Placement:
         local_rank=number(env, *_LOCAL_RANK),
         local_size=local_size,
         node_rank=number(env, "PALS_NODEID", default=0),
-        address=meeting_address(env, NAME, local_size == world_size, "SLURM_STEP_NODELIST"),
+        address=rendezvous_address(env, NAME, local_size == world_size, "SLURM_STEP_NODELIST"),
         port=port,
         key=key,
     )

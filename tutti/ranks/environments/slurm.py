@@ -3,7 +3,7 @@
 import re
 
 from tutti.errors import LaunchError
-from tutti.ranks.placement import Environment, Placement, first_host, given_address, job_door, number
+from tutti.ranks.placement import Environment, Placement, first_host, given_address, job_rendezvous, number
 
 NAME = "Slurm"
 
@@ -17,7 +17,7 @@ def read(env: Environment) -> Placement:
     world_size = number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     node_rank = number(env, "SLURM_NODEID", default=0)
     local_size = _sizes(env, world_size, node_rank)[node_rank]
-    port, key = job_door(env, " ".join(env.get(name, "") for name in _JOB))
+    port, key = job_rendezvous(env, " ".join(env.get(name, "") for name in _JOB))
     return Placement(
         launcher=NAME,
         rank=number(env, "SLURM_PROCID"),
