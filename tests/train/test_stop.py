@@ -127,7 +127,7 @@ def test_ranks_that_lose_one_name_it_and_ask_to_be_started_again(tmp_path: Path)
     for end in (ends[0], ends[2]):
         assert end[0] is RankLost and end[2] == 76
         assert f"missing rank 1 on host {host}." in end[1]
-        assert f"no answer from rank 1 on host {host}: the process or its host is gone" in end[1]
+        assert f"no answer from rank 1 on host {host}: the process or its host has ended" in end[1]
     assert [end[3] for end in (ends[0], ends[2])].count(False) == 1, "one of them tells the user"
 
 
