@@ -607,10 +607,10 @@ def what_scripts_for_keras_2_say_is_taken() -> None:
     from keras import backend
 
     import tutti.horovod.keras as hvd
-    from tutti.horovod.keras import old_scripts
+    from tutti.horovod.alias import SITE_FOLDER
 
     assert refused(lambda: keras.optimizers.SGD(lr=0.1))[0] == "ValueError"
-    sys.path.insert(0, str(Path(old_scripts.__file__).parents[1] / "alias"))
+    sys.path.insert(0, str(SITE_FOLDER))
     from horovod import _keras  # pyright: ignore[reportAttributeAccessIssue]
     from horovod import keras as named
     from horovod.keras.callbacks import MetricAverageCallback

@@ -3,14 +3,16 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPOSITORY, Finished, Tutti, command
 
+from tutti.horovod.alias import HOROVOD_MODULES, SITE_FOLDER
+
 pytestmark = pytest.mark.xdist_group("alias")
-ALIAS = REPOSITORY / "tutti" / "hvd" / "alias"
 SAME = """
 import importlib, importlib.util, inspect, json, pickle, sys
 import horovod
@@ -80,6 +82,23 @@ import horovod.torch as hvd, torch
 hvd.init()
 print("sum", hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), flush=True)
 """
+SPAWNS = """
+import multiprocessing
+import horovod.torch.mpi_ops as ops
+
+def child():
+    print("in a child", ops.Sum, flush=True)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+"""
+
+
+def test_every_module_that_a_name_comes_from_exists() -> None:
+    sources = {source for alias in HOROVOD_MODULES.values() for source in alias.sources}
+    assert [source for source in sources if find_spec(f"tutti.horovod.{source}") is None] == []
 
 
 def python(*words: str, cwd: Path, path: Path) -> Finished:
@@ -89,7 +108,7 @@ def python(*words: str, cwd: Path, path: Path) -> Finished:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a program sees that has the alias on its path."""
-    done = python("-W", "error", "-c", SAME, cwd=tmp_path_factory.mktemp("alias"), path=ALIAS)
+    done = python("-W", "error", "-c", SAME, cwd=tmp_path_factory.mktemp("alias"), path=SITE_FOLDER)
     assert done.code == 0, done.all
     return json.loads(done.out)
 
@@ -132,6 +151,13 @@ def test_tutti_run_offers_the_name(tutti: Tutti, tmp_path: Path) -> None:
     assert done.code == 0, done.all
     assert "sum 2.0" in done.out
     assert "import horovod" not in done.err
+
+
+@pytest.mark.system
+def test_processes_that_a_script_spawns_find_the_name(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPAWNS)
+    done = tutti("run", str(tmp_path / "script.py"))
+    assert (done.code, done.out) == (0, "in a child 1\n"), done.all
 
 
 @pytest.mark.system

@@ -17,7 +17,7 @@ _VARIABLE = "HOROVOD_TIMELINE"
 
 def profile_script(script: str, arguments: list[str], ranks: int | None) -> None:
     """Run a script as `tutti run` does, and tell what its timeline shows."""
-    from tutti.ranks.script import check_script
+    from tutti.horovod.script import check_script
 
     placement = place(ranks)
     check_script(script)
@@ -33,7 +33,7 @@ def profile_script(script: str, arguments: list[str], ranks: int | None) -> None
 
 def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> None:
     """As one of the ranks that mpirun or srun has started; rank 0 has the timeline."""
-    from tutti.ranks.script import run_script
+    from tutti.horovod.script import run_script
 
     folder = _open_folder(script, placement.world_size) if placement.rank == 0 else None
     run_script(script, arguments, placement, folder)

@@ -59,7 +59,7 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
 
 def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
     """Run a script on ranks started here, or as one of those already started."""
-    from tutti.ranks.script import check_script, run_script
+    from tutti.horovod.script import check_script, run_script
 
     placement = place(ranks)
     check_script(script)

@@ -1,1 +1,3 @@
-"""The Horovod API on torch.distributed: an engine that matches tensors by name, and what scripts call."""
+"""The Horovod API on torch.distributed: engine, frameworks, elastic jobs, and the launcher `horovodrun`."""
+
+__version__ = "0.28.1+tutti"  # the version of the API, and who provides it

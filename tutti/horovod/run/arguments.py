@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tutti.errors import ConfigError, LaunchError
+from tutti.horovod import __version__
 from tutti.horovod.run.settings import add_settings, read_settings, settings_environment, without_meaning
 from tutti.launch.hosts import Host, Slot, assign_slots, parse_hosts, read_hostfile
-
-HOROVOD_VERSION = "0.28.1+tutti"  # the API that is offered, and who offers it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-v", "--version", action="version", version=HOROVOD_VERSION, help="print the version")
+    add("-v", "--version", action="version", version=__version__, help="print the version")
     add("-np", "--num-proc", dest="np", type=int, help="ranks to start")
     add("-cb", "--check-build", action="store_true", help="print what is available here, and end")
     add("--disable-cache", action="store_true", help="accepted; hosts are always checked anew")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tutti.errors import LaunchError, TuttiError
+from tutti.horovod import __version__
 from tutti.horovod.run import arguments
-from tutti.horovod.run.arguments import HOROVOD_VERSION
 
 
 def run_commandline(words: Sequence[str] | None = None) -> None:
@@ -76,7 +76,7 @@ def check_build() -> str:
         "Available Controllers": {"MPI": False, "Gloo": gloo},
         "Available Tensor Operations": {"NCCL": nccl, "DDL": False, "CCL": False, "MPI": False, "Gloo": gloo},
     }
-    lines = [f"Horovod v{HOROVOD_VERSION}:"]
+    lines = [f"Horovod v{__version__}:"]
     for title, rows in groups.items():
         lines += ["", f"{title}:", *(f"    [{'X' if here else ' '}] {name}" for name, here in rows.items())]
     return "\n".join(lines)

@@ -1,7 +1,6 @@
-"""The package horovod, by tutti: its modules lie in tutti.horovod.alias."""
+"""The package horovod, by tutti: tutti.horovod.alias makes its modules."""
 
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 try:
     _other = version("horovod")
@@ -14,11 +13,10 @@ else:
         "To keep Horovod's: pip uninstall tutti-horovod && pip install --force-reinstall --no-deps horovod."
     )
 
-_alias = find_spec("tutti.horovod.alias.horovod")
-if _alias is None or _alias.submodule_search_locations is None:
+try:
+    from tutti.horovod.alias import define_package
+except ImportError as error:
     raise ImportError(
         "tutti-horovod needs a newer tutti, which has tutti.horovod.alias: pip install --upgrade tutti-train"
-    )
-__path__ = list(_alias.submodule_search_locations)
-
-from tutti.horovod.alias.horovod import __getattr__, __version__  # noqa: E402, F401
+    ) from error
+define_package(__name__)

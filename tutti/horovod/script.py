@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tutti.errors import ConfigError, LaunchError
+from tutti.horovod.alias import SITE_FOLDER
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
@@ -29,7 +30,7 @@ def offer_horovod() -> str | None:
         return f"Horovod {version('horovod')} is installed"
     spec = find_spec("horovod")
     if spec is None or spec.origin is None:  # a folder of that name is not yet a package
-        sys.path.append(str(Path(__file__).parents[1] / "horovod" / "alias"))
+        sys.path.append(str(SITE_FOLDER))
         return None
     ours = b"tutti" in Path(spec.origin).read_bytes()
     return None if ours else f"found in {spec.origin}"

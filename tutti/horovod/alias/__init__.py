@@ -1,1 +1,0 @@
-"""The folder that makes `import horovod` mean tutti, where it is on Python's path."""

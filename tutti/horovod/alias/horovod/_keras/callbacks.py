@@ -1,5 +1,0 @@
-"""Callbacks for fit, of both packages."""
-
-from ..forward import forward
-
-__all__, __getattr__, __dir__ = forward(__name__, "tutti.horovod.keras.callbacks")

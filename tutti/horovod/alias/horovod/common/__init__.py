@@ -1,1 +1,0 @@
-"""What is the same for every framework."""

@@ -1,1 +1,0 @@
-"""What the launcher and its workers share."""

@@ -1,1 +1,0 @@
-"""Helpers that test suites import."""
