@@ -22,7 +22,7 @@ def checks() -> dict[str, Any]:
     }
 
 
-def _part(section: str, name: str, options: dict[str, Any]) -> parts.Part:
+def _part(section: str, name: str, options: dict[str, Any]) -> parts.PartOptions:
     kind = dict(zip(parts.names_of(section), parts.parts_of(section), strict=True))[name]
     return kind(**options)
 

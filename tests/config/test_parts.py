@@ -11,6 +11,7 @@ import torch
 
 from tutti.config import parts
 from tutti.config.load import load
+from tutti.config.options import locate
 from tutti.config.schema import ScheduleConfig
 from tutti.errors import ConfigError, DataError
 
@@ -45,14 +46,14 @@ def refusal(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
     return str(caught.value)
 
 
-def build(part: parts.Part, section: str) -> Any:
+def build(part: parts.PartOptions, section: str) -> Any:
     return parts.call(part.locate(), section, part.options(), **OFFERED[section])
 
 
 @pytest.mark.parametrize(("section", "part"), BUILT_IN, ids=lambda value: getattr(value, "__name__", value))
-def test_every_built_in_part_takes_the_options_of_its_schema(section: str, part: type[parts.Part]) -> None:
+def test_every_built_in_part_takes_the_options_of_its_schema(section: str, part: type[parts.PartOptions]) -> None:
     options = part(**({"lr": 0.1} if section == "optim" else {})).options()
-    target = parts.locate(part.target)
+    target = locate(part.target)
     parameters = inspect.signature(target).parameters
     assert options.keys() <= parameters.keys()
     if target.__module__.startswith("tutti."):
@@ -63,13 +64,13 @@ def test_every_built_in_part_takes_the_options_of_its_schema(section: str, part:
 
 
 @pytest.mark.parametrize(("section", "part"), BUILT_IN, ids=lambda value: getattr(value, "__name__", value))
-def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[parts.Part]) -> None:
+def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[parts.PartOptions]) -> None:
     name = part.model_fields["name"].default
     assert get_args(part.model_fields["name"].annotation) == (name,)
     extra = ["optim.lr=0.1"] if section == "optim" else []
     chosen = getattr(load("digits", f"{section}.name={name}", *extra), section)
     assert type(chosen) is part
-    assert part.__doc__ and part.__doc__ != parts.Part.__doc__
+    assert part.__doc__ and part.__doc__ != parts.PartOptions.__doc__
 
 
 @pytest.mark.parametrize(
@@ -97,39 +98,39 @@ def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[part
 )
 def test_a_built_in_part_is_built_from_a_recipe(section: str, options: dict[str, Any], kind: str) -> None:
     part = getattr(load("digits", f"{section}={options}"), section)
-    assert type(build(part, section)) is parts.locate(kind)
+    assert type(build(part, section)) is locate(kind)
 
 
 def test_a_dataset_promises_the_training_samples_that_it_has() -> None:
-    boxes = parts.Nbody(source="synthetic", box=16, crop=8, train_samples=7)
-    for part in (parts.Digits(), parts.Synthetic(shape=(2,), train=6), boxes):
+    boxes = parts.NbodyOptions(source="synthetic", box=16, crop=8, train_samples=7)
+    for part in (parts.DigitsOptions(), parts.SyntheticOptions(shape=(2,), train=6), boxes):
         assert part.train_samples() == len(build(part, "data"))
-    assert parts.UserDataset(name="a:b").train_samples() is None
+    assert parts.UserDatasetOptions(name="a:b").train_samples() is None
 
 
 def test_options_for_the_loader_and_the_loop_are_not_given_to_the_part() -> None:
-    data = parts.Digits(workers=2, prefetch=1, shift=3)
+    data = parts.DigitsOptions(workers=2, prefetch=1, shift=3)
     assert data.options() == {"shift": 3}
-    assert parts.Sgd(lr=0.1, clip_norm=1.0).options().keys() == {"lr", "momentum", "weight_decay", "nesterov"}
+    assert parts.SgdOptions(lr=0.1, clip_norm=1.0).options().keys() == {"lr", "momentum", "weight_decay", "nesterov"}
 
 
 def test_the_options_of_a_part_of_ones_own_are_passed_as_they_are(module: Module) -> None:
     name = module("def make(split, **options):\n    return split, options\n")
     config = load("digits", f"data={{name: '{name}:make', workers: 2, path: here, deep: {{er: [1]}}}}")
-    assert isinstance(config.data, parts.UserDataset)
+    assert isinstance(config.data, parts.UserDatasetOptions)
     assert build(config.data, "data") == ("train", {"path": "here", "deep": {"er": [1]}})
 
 
 def test_every_metric_and_decay_has_an_object_or_a_rule_behind_its_name() -> None:
     for target, summary in parts.METRICS.values():
-        assert callable(parts.locate(target)) and summary
+        assert callable(locate(target)) and summary
     assert ScheduleConfig.model_fields["decay"].annotation == Literal[tuple(parts.DECAYS)]
 
 
 def test_an_object_is_found_by_module_and_path(module: Module) -> None:
     name = module("class Outer:\n    class Inner:\n        pass\n")
-    assert parts.locate(f"{name}:Outer.Inner").__qualname__ == "Outer.Inner"
-    assert parts.locate("json:JSONDecoder.decode").__name__ == "decode"
+    assert locate(f"{name}:Outer.Inner").__qualname__ == "Outer.Inner"
+    assert locate("json:JSONDecoder.decode").__name__ == "decode"
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,13 @@ def test_an_object_is_found_by_module_and_path(module: Module) -> None:
 )
 def test_a_module_that_does_not_import_shows_its_own_error(module: Module, text: str, error: str) -> None:
     name = module(text)
-    message = refusal(parts.locate, f"{name}:Net")
+    message = refusal(locate, f"{name}:Net")
     assert message.startswith(f"'{name}:Net': importing '{name}' failed with {error}")
     assert message.endswith("Check the name, and that the module is on the Python path (PYTHONPATH, or installed).")
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
-    message = refusal(parts.locate, "no_such_module_here:Net")
+    message = refusal(locate, "no_such_module_here:Net")
     assert "failed with ModuleNotFoundError: No module named 'no_such_module_here'" in message
 
 
@@ -165,7 +166,7 @@ def test_a_module_that_is_not_there_is_named() -> None:
 )
 def test_an_object_that_is_not_there_is_refused_with_the_nearest(module: Module, path: str, message: str) -> None:
     name = module("class Net:\n    def forward(self): ...\n\nsize = 3\n_Nett_ = 4\n")
-    found = refusal(parts.locate, f"{name}:{path}")
+    found = refusal(locate, f"{name}:{path}")
     assert found.startswith(f"'{name}:{path}'")
     assert message in found
 
@@ -211,12 +212,12 @@ def test_a_callable_without_a_name_is_refused_in_words_too(module: Module, text:
         "import functools\n\nclass Net:\n    def __init__(self, width): ...\n    def __call__(self, width): ...\n"
         f"\nmake = {text}\n"
     )
-    assert "model.widht" in refusal(parts.call, parts.locate(f"{name}:make"), "model", {"widht": 2})
+    assert "model.widht" in refusal(parts.call, locate(f"{name}:make"), "model", {"widht": 2})
 
 
 def test_an_error_inside_a_part_is_shown_with_its_place(module: Module, tmp_path: Path) -> None:
     name = module("class Net:\n    def __init__(self, width):\n        raise RuntimeError(f'bad width {width}')\n")
-    message = refusal(parts.call, parts.locate(f"{name}:Net"), "model", {"width": 3})
+    message = refusal(parts.call, locate(f"{name}:Net"), "model", {"width": 3})
     assert message == f"model: Net failed with RuntimeError: bad width 3 ({tmp_path / name}.py, line 3)."
 
 

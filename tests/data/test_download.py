@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.data.download import SOURCES, Source, get
+from tutti.data.download import SOURCES, DownloadSource, get
 from tutti.errors import ConfigError, DataError
 
 CONTENT = {"images.gz": b"pixels" * 40_000, "labels.gz": b"digits"}
@@ -56,7 +56,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         found.url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setitem(SOURCES, "small", Source((f"{found.url}/data",), SUMS))
+        monkeypatch.setitem(SOURCES, "small", DownloadSource((f"{found.url}/data",), SUMS))
         yield found
         server.shutdown()
         thread.join()
@@ -180,10 +180,10 @@ def test_a_file_that_the_server_does_not_have_is_refused(site: Site, tmp_path: P
 def test_the_next_mirror_is_tried_and_all_are_named_when_none_answers(
     nobody: str, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SOURCES, "small", Source((nobody, f"{site.url}/absent", f"{site.url}/data"), SUMS))
+    monkeypatch.setitem(SOURCES, "small", DownloadSource((nobody, f"{site.url}/absent", f"{site.url}/data"), SUMS))
     get("small", tmp_path)
     assert contents(tmp_path) == CONTENT
-    monkeypatch.setitem(SOURCES, "small", Source((nobody, "no-address"), SUMS))
+    monkeypatch.setitem(SOURCES, "small", DownloadSource((nobody, "no-address"), SUMS))
     message = refusal(tmp_path / "other")
     assert nobody in message and "no-address: unknown url type" in message
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tutti.config import parts
+from tutti.config import options, parts
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import Plan, make_plan
 from tutti.config.recipes import built_in, make_importable
@@ -46,7 +46,7 @@ def list_parts() -> None:
     for title, section in (("models", "model"), ("datasets", "data"), ("optimizers", "optim"), ("losses", "loss")):
         summaries = (_summary(part) for part in parts.parts_of(section))
         groups[title] = list(zip(parts.names_of(section), summaries, strict=True))
-    groups["frameworks (framework; what exists in torch only says so)"] = list(parts.FRAMEWORKS.items())
+    groups["frameworks (framework; what exists in torch only says so)"] = list(options.FRAMEWORKS.items())
     groups["schedules (schedule.decay)"] = list(parts.DECAYS.items())
     groups["metrics"] = [(name, text) for name, (_, text) in parts.METRICS.items()]
     width = max(len(name) for rows in groups.values() for name, _ in rows)
@@ -57,9 +57,9 @@ def list_parts() -> None:
     console.print("\nYour own model, dataset, optimizer, loss or metric: package.module:object")
 
 
-def _summary(part: type[parts.Part]) -> str:
+def _summary(part: type[parts.PartOptions]) -> str:
     """What a part is, in its first sentence, and where it exists unless that is everywhere."""
-    where = "" if set(part.frameworks()) == set(parts.FRAMEWORKS) else " (torch only)"
+    where = "" if set(part.frameworks()) == set(options.FRAMEWORKS) else " (torch only)"
     return (part.__doc__ or "").splitlines()[0] + where
 
 

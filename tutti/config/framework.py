@@ -59,7 +59,7 @@ def _refuse_beside_torch(config: RunConfig) -> None:
 
 def _check_parts(config: RunConfig) -> None:
     for section in parts.SECTIONS:
-        part: parts.Part = getattr(config, section)
+        part: parts.PartOptions = getattr(config, section)
         if config.framework not in part.frameworks():
             there = ", ".join(parts.names_in(section, config.framework))
             raise ConfigError(

@@ -5,7 +5,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from tutti.config.parts import METRICS, CrossEntropy, DatasetPart, LossPart, ModelPart, OptimizerPart, locate
+from tutti.config.options import locate
+from tutti.config.parts import METRICS, CrossEntropyOptions, DatasetPart, LossPart, ModelPart, OptimizerPart
 from tutti.config.recipes import dump_yaml
 from tutti.config.schema import (
     BatchConfig,
@@ -31,7 +32,7 @@ class RunConfig(Section):
     backend: Literal["tensorflow", "torch", "jax"] | None = None  # what Keras computes with; open: tensorflow
     data: DatasetPart
     model: ModelPart
-    loss: LossPart = CrossEntropy()
+    loss: LossPart = CrossEntropyOptions()
     metrics: tuple[str, ...] = ("accuracy",)
     optim: OptimizerPart
     batch: BatchConfig

@@ -11,7 +11,7 @@ from tutti.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True)
-class Source:
+class DownloadSource:
     """Files of a dataset with their MD5 sums, and where they can be had."""
 
     mirrors: tuple[str, ...]
@@ -19,7 +19,7 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": DownloadSource(
         mirrors=(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -31,7 +31,7 @@ SOURCES = {
             "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
         },
     ),
-    "cifar10": Source(
+    "cifar10": DownloadSource(
         mirrors=("https://www.cs.toronto.edu/~kriz",),
         files={"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
     ),

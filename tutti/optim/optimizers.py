@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from tutti.config import parts
-from tutti.config.parts import Optimizer
+from tutti.config.options import OptimizerOptions
 
 
-def build_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimizerOptions, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that a recipe names, over the given parameters."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     target = config.locate()

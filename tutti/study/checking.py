@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tutti.config.load import resolve
-from tutti.config.parts import UserPart
+from tutti.config.parts import UserPartOptions
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
@@ -48,7 +48,7 @@ def complete(recipe: str, overrides: Sequence[str], goal: Goal, point: Point) ->
 def check_config(config: RunConfig, ranks: int) -> None:
     """Refuse a user's part that does not import, a batch that does not split, a warm-up longer than the run."""
     for part in (config.data, config.model, config.loss, config.optim):
-        if isinstance(part, UserPart):
+        if isinstance(part, UserPartOptions):
             part.locate()
     check_best(config, [name.rpartition(":")[2] for name in config.metrics])
     samples = config.data.train_samples()

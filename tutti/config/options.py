@@ -1,0 +1,399 @@
+"""The options of every part that a recipe can name, and where the part is implemented; nothing is imported here."""
+
+import importlib
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Seed, Switch
+from tutti.errors import ConfigError, nearest
+
+FRAMEWORKS = {
+    "torch": "PyTorch, with gradients averaged by DistributedDataParallel.",
+    "keras": "Keras 3 and its `fit`, on backend=tensorflow, torch or jax.",
+    "tensorflow": "TensorFlow 2, with a gradient tape in a loop of ours.",
+}
+
+
+def locate(target: str) -> Any:
+    """Import `package.module:object`; the user's own error is shown when that fails."""
+    module_name, _, path = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"{target!r}: importing {module_name!r} failed with {type(error).__name__}: {error}. "
+            "Check the name, and that the module is on the Python path (PYTHONPATH, or installed)."
+        ) from error
+    for word in path.split("."):
+        if not hasattr(found, word):
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise ConfigError(f"{target!r}: {module_name!r} has no {word!r}.{nearest(word, public)}")
+        found = getattr(found, word)
+    if not callable(found):
+        raise ConfigError(f"{target!r} is a {type(found).__name__}: expected something to call, a class or a function.")
+    return found
+
+
+class PartOptions(Section):
+    """A part named in a recipe, with its options beside the name."""
+
+    target: ClassVar[str] = ""
+    keras_target: ClassVar[str] = ""  # the same part made of Keras, for the frameworks keras and tensorflow
+    name: str
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        """The frameworks in which the part exists."""
+        return tuple(FRAMEWORKS) if cls.keras_target else ("torch",)
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that the recipe gives to the part."""
+        return self.model_dump(exclude={"name"})
+
+    def locate(self) -> Any:
+        """Import the object behind the name."""
+        return locate(self.target or self.name)
+
+    def locate_in_keras(self) -> Any:
+        """Import the object behind the name that is made of Keras."""
+        return locate(self.keras_target)
+
+
+class UserPartOptions(PartOptions):
+    """A user's own object, named `package.module:object`; its options are passed as keyword arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class MlpOptions(PartOptions):
+    """Fully connected layers with optional dropout and batch norm."""
+
+    target = "tutti.models.small:Mlp"
+    keras_target = "tutti.frameworks.models.small:mlp"
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[Count, ...] = (128, 64)
+    dropout: Fraction = 0.0
+    batch_norm: Switch = False
+
+
+class SmallCnnOptions(PartOptions):
+    """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
+
+    target = "tutti.models.small:SmallCnn"
+    keras_target = "tutti.frameworks.models.small:small_cnn"
+    name: Literal["small_cnn"] = "small_cnn"
+    width: Count = 32
+    dropout: Fraction = 0.2
+    batch_norm: Switch = True
+
+
+class MnistTorchOptions(PartOptions):
+    """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
+
+    target = "tutti.models.small:MnistTorch"
+    keras_target = "tutti.frameworks.models.small:mnist_torch"
+    name: Literal["mnist_torch"] = "mnist_torch"
+
+
+class MnistKerasOptions(PartOptions):
+    """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
+
+    target = "tutti.models.small:MnistKeras"
+    keras_target = "tutti.frameworks.models.small:mnist_keras"
+    name: Literal["mnist_keras"] = "mnist_keras"
+
+
+class CnnOptions(PartOptions):
+    """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
+
+    target = "tutti.models.cifar:Cnn"
+    keras_target = "tutti.frameworks.models.cifar:cnn"
+    name: Literal["cnn"] = "cnn"
+    width: Count = 16
+    dropout: Fraction = 0.1
+
+
+class AlexnetSmallOptions(PartOptions):
+    """AlexNet's five convolutions and three dense layers, for small images."""
+
+    target = "tutti.models.cifar:AlexnetSmall"
+    keras_target = "tutti.frameworks.models.cifar:alexnet_small"
+    name: Literal["alexnet_small"] = "alexnet_small"
+    dropout: Fraction = 0.5
+    dense: Count = 4096
+
+
+class CifarFastOptions(PartOptions):
+    """A small network that learns CIFAR-10 in seconds on a GPU: whitened patches, six convolutions."""
+
+    target = "tutti.models.cifar_fast:CifarFast"
+    name: Literal["cifar_fast"] = "cifar_fast"
+    widths: tuple[Count, Count, Count] = (64, 256, 256)
+    views: Literal[1, 2, 6] = 6  # of each image in validation: as it is, mirrored, and moved by a pixel
+
+
+class ResNetSmallOptions(PartOptions):
+    """The tutorial's 26-layer residual network for small images."""
+
+    target = "tutti.models.resnet:ResNetSmall"
+    keras_target = "tutti.frameworks.models.resnet:resnet_small"
+    name: Literal["resnet_small"] = "resnet_small"
+
+
+class ResnetOptions(PartOptions):
+    """A residual network."""
+
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a pool, or 3x3 for small images
+    zero_init_last: Switch = True  # blocks begin as identities
+
+
+class Resnet18Options(ResnetOptions):
+    """ResNet-18, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet18"
+    keras_target = "tutti.frameworks.models.resnet:resnet18"
+    name: Literal["resnet18"] = "resnet18"
+
+
+class Resnet34Options(ResnetOptions):
+    """ResNet-34, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet34"
+    keras_target = "tutti.frameworks.models.resnet:resnet34"
+    name: Literal["resnet34"] = "resnet34"
+
+
+class Resnet50Options(ResnetOptions):
+    """ResNet-50, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet50"
+    keras_target = "tutti.frameworks.models.resnet:resnet50"
+    name: Literal["resnet50"] = "resnet50"
+
+
+class UNet3dOptions(PartOptions):
+    """The 3-D U-Net from N-body to hydro fields, 117.0 M parameters at its full width."""
+
+    target = "tutti.models.unet3d:UNet3d"
+    name: Literal["unet3d"] = "unet3d"
+    in_channels: Count = 4
+    out_channels: Count = 5
+    width: Count = 64
+    depth: Annotated[int, Field(strict=True, ge=2)] = 6
+
+
+class DatasetOptions(PartOptions):
+    """A source of training and validation samples."""
+
+    workers: Natural = 0  # loader processes on each rank, for datasets read sample by sample
+    prefetch: Natural | None = None  # batches made ready ahead of the step; chosen by the device when open
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        return tuple(FRAMEWORKS) if cls.target else ("torch",)
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "workers", "prefetch"})
+
+    def train_samples(self) -> int | None:
+        """Training samples where that is known without reading data."""
+        return None
+
+    def prepare(self) -> None:
+        """Make data that is not there yet, where the recipe allows it; one process does it before the others look."""
+
+
+class DigitsOptions(DatasetOptions):
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; no download."""
+
+    target = "tutti.data.digits:digits"
+    name: Literal["digits"] = "digits"
+    shift: Natural = 0  # random shift of the training images, in pixels
+
+    def train_samples(self) -> int:
+        return 1437
+
+
+class SyntheticOptions(DatasetOptions):
+    """Random samples of any shape with labels that can be learned; no download."""
+
+    target = "tutti.data.synthetic:synthetic"
+    name: Literal["synthetic"] = "synthetic"
+    shape: tuple[Count, ...] = (3, 64, 64)
+    classes: Count = 10
+    train: Count = 1024
+    valid: Count = 1024
+    noise: NonNegative = 1.0  # spread of the samples around the mean of their class
+    seed: Seed = 0
+
+    def train_samples(self) -> int:
+        return self.train
+
+
+class MnistOptions(DatasetOptions):
+    """MNIST from its IDX files, gzipped or not: 60,000 training and 10,000 test images."""
+
+    target = "tutti.data.mnist:mnist"
+    name: Literal["mnist"] = "mnist"
+    path: str = "data/mnist"
+    shift: Natural = 0  # random shift of the training images, in pixels
+
+    def train_samples(self) -> int:
+        return 60_000
+
+
+class Cifar10Options(DatasetOptions):
+    """CIFAR-10 from its binary or Python files, or from images: 50,000 for training, 10,000 for test."""
+
+    target = "tutti.data.cifar10:cifar10"
+    name: Literal["cifar10"] = "cifar10"
+    path: str = "data/cifar10"  # a folder, or an archive
+    shift: Natural = 0  # random shift of the training images, in pixels
+    flip: Literal[True, False, "alternate"] = (
+        False  # mirror half of the training images; alternate: the other half next
+    )
+    fill: Literal["zero", "edge", "reflect"] = "edge"  # what a shift brings in
+    cache: str | None = None  # where decoded images are kept; open: TUTTI_CACHE or ~/.cache/tutti
+
+
+class ImagesOptions(DatasetOptions):
+    """A tree of images with a folder for each class, such as ImageNet, read by worker processes."""
+
+    target = "tutti.data.image_tree:image_tree"
+    name: Literal["images"] = "images"
+    path: str = "data/imagenet"  # with train/ and validation/
+    size: Count = 224
+    augment: Literal["crop", "shift_zoom", "none"] = "crop"
+    scale: tuple[Positive, Positive] = (0.08, 1.0)  # crop: its share of the image
+    ratio: tuple[Positive, Positive] = (0.75, 1.3333)  # crop: width over height
+    shift: NonNegative = 0.33  # shift_zoom: of height and width
+    zoom: Fraction = 0.5  # shift_zoom: a factor from 1 - zoom to 1 + zoom for each axis
+    flip: Switch = True
+    centre: Positive = 0.875  # the part of the shorter side that validation sees
+    classes: Count | None = None  # only the first of them by name
+    corrupt: Literal["refuse", "skip"] = "refuse"
+
+
+class NbodyOptions(DatasetOptions):
+    """Crops of matched N-body and hydro boxes in HDF5 files, turned by the symmetries of the cube."""
+
+    target = "tutti.data.nbody.dataset:nbody"
+    name: Literal["nbody"] = "nbody"
+    train: str = "data/nbody/train.h5"
+    valid: str = "data/nbody/valid.h5"
+    source: Literal["auto", "synthetic", "memory", "disk", "device"] = "auto"
+    crop: Count = 64
+    train_samples_: Count = Field(default=65536, alias="train_samples")
+    valid_samples: Count = 8192
+    symmetries: Switch = True
+    vectors: Switch = True  # velocities turn with the axes; false leaves them, as the tutorials do
+    box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a box that is made here, or of random numbers
+    make: Switch = False  # make boxes that are not there
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        return ("torch",)
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude={"name", "workers", "prefetch"})
+
+    def train_samples(self) -> int:
+        return self.train_samples_
+
+    def prepare(self) -> None:
+        if self.make and self.source != "synthetic":
+            locate("tutti.data.nbody.dataset:make_missing")(self.train, self.valid, self.box)
+
+
+class UserDatasetOptions(DatasetOptions, UserPartOptions):
+    """A user's own dataset, named `package.module:object`."""
+
+
+class OptimizerOptions(PartOptions):
+    """A rule that turns gradients into new weights."""
+
+    lr: Positive
+    clip_norm: Positive | None = None
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "clip_norm"})
+
+
+class SgdOptions(OptimizerOptions):
+    """Stochastic gradient descent with optional (Nesterov) momentum."""
+
+    target = "torch.optim:SGD"
+    keras_target = "tutti.frameworks.optimizers:sgd"
+    name: Literal["sgd"] = "sgd"
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
+    nesterov: Switch = False
+
+
+class AdamOptions(OptimizerOptions):
+    """Adam."""
+
+    target = "torch.optim:Adam"
+    keras_target = "tutti.frameworks.optimizers:adam"
+    name: Literal["adam"] = "adam"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+
+
+class AdamWOptions(AdamOptions):
+    """Adam with decoupled weight decay."""
+
+    target = "torch.optim:AdamW"
+    keras_target = "tutti.frameworks.optimizers:adamw"
+    name: Literal["adamw"] = "adamw"
+    weight_decay: NonNegative = 0.01
+
+
+class LarsOptions(OptimizerOptions):
+    """LARS: momentum with a rate for each layer, in proportion to its weights; for large batches."""
+
+    target = "tutti.optim.layerwise:Lars"
+    name: Literal["lars"] = "lars"
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 5e-4
+    eta: Positive = 1e-3  # the trust coefficient; biases and norms, of one dimension, move by lr itself
+
+
+class LambOptions(OptimizerOptions):
+    """LAMB: Adam's direction with a rate for each layer, in proportion to its weights; for large batches."""
+
+    target = "tutti.optim.layerwise:Lamb"
+    name: Literal["lamb"] = "lamb"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-6
+    weight_decay: NonNegative = 0.01
+
+
+class UserOptimizerOptions(OptimizerOptions, UserPartOptions):
+    """A user's own optimizer, named `package.module:object`."""
+
+
+class CrossEntropyOptions(PartOptions):
+    """Cross entropy of class scores, with optional label smoothing."""
+
+    target = "torch.nn:CrossEntropyLoss"
+    keras_target = "tutti.frameworks.network:cross_entropy"
+    name: Literal["cross_entropy"] = "cross_entropy"
+    label_smoothing: Fraction = 0.0
+
+
+class MseOptions(PartOptions):
+    """Mean squared error."""
+
+    target = "torch.nn:MSELoss"
+    name: Literal["mse"] = "mse"
+
+
+class L1Options(PartOptions):
+    """Mean absolute error, with an optional share for the density whose logarithm is channel 0."""
+
+    target = "tutti.train.losses:L1Loss"
+    name: Literal["l1"] = "l1"
+    lambda_rho: NonNegative = 0.0
