@@ -1,8 +1,13 @@
-"""The hosts of a job: how they are written, which of them is this machine, and which ranks they get."""
+"""The hosts of a job: how they are written, which ranks they get, how they are reached, and their addresses."""
 
+import base64
+import random
 import re
+import shlex
 import socket
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +18,26 @@ _HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d{1,9}))?")
 _LINE = re.compile(
     r"(?P<name>[\w.-]+)(?:\s+slots\s*=\s*(?P<slots>\d{1,9})|:(?P<colon>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?"
 )
+_SSH_SECONDS = 30
+
+# Variables of the launcher's own host or terminal.
+_BOUND_TO_HOST = re.compile(
+    r"BASH_FUNC_.*|_|OLDPWD|PWD|SHLVL|HOME|HOSTNAME|HOST|USER|LOGNAME|SHELL|MAIL|DISPLAY|TERM|TMPDIR|SSH_.*|XDG_.*|DBUS_.*"
+    r"|SLURMD_.*"
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PORTS = range(15_000, 31_000)  # below the ephemeral ports of the kernel
+_PROBE = f"""
+import random, socket
+for port in random.sample(range({_PORTS.start}, {_PORTS.stop}), 100):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            continue
+        print("free port", port)
+        break
+"""
 
 
 @dataclass(frozen=True)
@@ -25,20 +50,20 @@ class Host:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank among the hosts."""
+    """One rank and its position among the hosts."""
 
     host: str
     rank: int
     size: int
     local_rank: int
     local_size: int
-    cross_rank: int  # the place of its host among those that have a rank of this local rank
+    cross_rank: int  # index of its host among the hosts that have this local rank
     cross_size: int
     node_rank: int
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of `-H`: h1:2,h2:4."""
+    """Parse the hosts of `-H`: h1:2,h2:4."""
     found = []
     for item in text.split(","):
         match = _HOST.fullmatch(item.strip())
@@ -49,7 +74,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """The hosts of a file with a line `host slots=N` for each."""
+    """Read hosts from a file with a line `host slots=N` for each."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +94,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def assign_slots(hosts: Iterable[Host], count: int) -> list[Slot]:
-    """One slot a rank: hosts are filled in their order."""
+    """Return one slot per rank; hosts are filled in the given order."""
     hosts = list(hosts)
     total = sum(host.slots for host in hosts)
     if count > total:
@@ -88,14 +113,14 @@ def assign_slots(hosts: Iterable[Host], count: int) -> list[Slot]:
     for node_rank, (name, local_size) in enumerate(sizes):
         for local_rank in range(local_size):
             cross = [node for node, (_, size) in enumerate(sizes) if size > local_rank]
-            place, across = cross.index(node_rank), len(cross)
-            slots.append(Slot(name, len(slots), count, local_rank, local_size, place, across, node_rank))
+            cross_rank, cross_size = cross.index(node_rank), len(cross)
+            slots.append(Slot(name, len(slots), count, local_rank, local_size, cross_rank, cross_size, node_rank))
     return slots
 
 
 @cache
 def is_local(host: str) -> bool:
-    """Whether a host is this machine; other loopback addresses than 127.0.0.1 are taken for other hosts."""
+    """Return whether a host is this machine; loopback addresses other than 127.0.0.1 count as other hosts."""
     own = socket.gethostname()
     if host in ("localhost", "127.0.0.1", own, own.partition(".")[0], socket.getfqdn()):
         return True
@@ -114,13 +139,13 @@ def is_local(host: str) -> bool:
 
 
 def own_address(interface: str | None, towards: str | None) -> str:
-    """An address of this machine: of a network interface, else the one that another host sees."""
+    """Return an address of this machine: of a network interface, else the one that another host sees."""
     if interface is not None:
         return _interface_address(interface)
     if towards is not None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect((towards, 9))  # sends nothing: it asks for the way
+                probe.connect((towards, 9))  # sends nothing; the kernel chooses the route
                 return probe.getsockname()[0]
             except OSError:
                 return socket.gethostname()
@@ -153,3 +178,90 @@ def _merged(hosts: list[Host], given: str) -> list[Host]:
     if not slots:
         raise LaunchError(f"{given}: it names no host. Expected at least one.")
     return [Host(name, count) for name, count in slots.items()]
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The options of ssh to other hosts."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+    def words(self, host: str) -> list[str]:
+        """Return the words before a command that is to run on a host."""
+        options = ["PasswordAuthentication=no", "StrictHostKeyChecking=no", "BatchMode=yes", "LogLevel=ERROR"]
+        options += [f"ConnectTimeout={_SSH_SECONDS}", "ServerAliveInterval=15", "ServerAliveCountMax=4"]
+        words = ["ssh", *(word for option in options for word in ("-o", option))]
+        if self.port is not None:
+            words += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            words += ["-i", self.identity_file]
+        return [*words, host]
+
+    def read(self, host: str, command: str, environment: Mapping[str, str]) -> str:
+        """Run a short shell command on a host and return what it prints."""
+        words = [*self.words(host), as_one_word(export_lines(environment, ("PATH",)) + command)]
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2 * _SSH_SECONDS, check=False
+            )
+            problem = done.stderr.strip().replace("\n", " ") or f"exit code {done.returncode}"
+            if done.returncode == 0:
+                return done.stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+        raise LaunchError(
+            f"host {host} cannot be used by ssh: {problem.rstrip('.')}. Expected a login without a password. "
+            f"Try: {shlex.join([*self.words(host), 'true'])}"
+        )
+
+
+def as_one_word(script: str) -> str:
+    """Quote a script for /bin/sh so that every login shell accepts it, csh included."""
+    code = base64.b64encode(script.encode(errors="surrogateescape")).decode()
+    return f"/bin/sh -c 'eval \"$(echo {code} | base64 -d)\"'"
+
+
+def export_lines(environment: Mapping[str, str], only: Iterable[str] | None = None) -> str:
+    """Return shell lines that set the variables which are valid on another host."""
+    names = environment if only is None else [name for name in only if name in environment]
+    return "".join(f"export {name}={shlex.quote(environment[name])}\n" for name in names if is_portable(name))
+
+
+def is_portable(name: str) -> bool:
+    """Return whether a variable of this process is valid on another host."""
+    return bool(_NAME.fullmatch(name)) and not _BOUND_TO_HOST.fullmatch(name)
+
+
+def check_hosts(hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str]) -> None:
+    """Refuse hosts that ssh does not reach, before anything starts."""
+    others = [host for host in dict.fromkeys(hosts) if not is_local(host)]
+    if others:
+        with ThreadPoolExecutor(min(32, len(others))) as pool:
+            list(pool.map(lambda host: ssh.read(host, "command -v setsid >/dev/null", environment), others))
+
+
+def rendezvous_address(
+    hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str], interfaces: Sequence[str] = ()
+) -> tuple[str, int]:
+    """Return the address and a free port of the first host, where rank 0 holds the store."""
+    first, others = hosts[0], [host for host in hosts if not is_local(host)]
+    if not is_local(first):
+        printed = ssh.read(
+            first, f"for each in python3 python; do $each -c '{_PROBE}' && exit; done; exit 1", environment
+        )
+        return first, int(printed.rpartition("free port")[2])
+    interface = interfaces[0] if interfaces else None
+    return own_address(interface, others[0] if others else None), free_port()
+
+
+def free_port() -> int:
+    """Return a port of this host on which no process listens."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+                return port
+            except OSError:
+                continue
+    raise LaunchError(f"no free port of 100 tried between {_PORTS.start} and {_PORTS.stop}. End what holds them.")

@@ -1,6 +1,5 @@
 """Ranks on this machine, kept by torchrun's elastic agent."""
 
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -14,6 +13,7 @@ from types import FrameType
 
 from tutti.errors import Interrupted, LaunchError
 from tutti.launch.fork_server import be_rank
+from tutti.launch.supervisor import send_signal
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
 from tutti.runs.folder import RunFolder
@@ -85,9 +85,7 @@ def _pass_on(number: int, _: FrameType | None) -> None:
     if not ranks:
         tasks = Path("/proc/self/task").iterdir()
         ranks = {int(child) for task in tasks for child in (task / "children").read_text().split()}
-    for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, number)
+    send_signal(ranks, number)
 
 
 def launch_line() -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tutti.errors import Interrupted, RankLost
+from tutti.ranks.process import describe_exit
 from tutti.runs.files import read_dataclass
 from tutti.runs.folder import RunFolder
 from tutti.runs.output import last_lines
@@ -90,12 +91,8 @@ def read_notes(folder: Path) -> list[Failure]:
 
 def from_exit_code(rank: int, exit_code: int) -> Failure:
     """A failure that left no note: the rank was killed, or ended by itself."""
-    if exit_code < 0:
-        text = f"ended by signal {signal.Signals(-exit_code).name}"
-    else:
-        text = f"ended with exit code {exit_code}"
     terminated = exit_code == -signal.SIGTERM  # the agent's own way of ending the others
-    return Failure(rank, platform.node(), time.time(), 1, text, False, terminated)
+    return Failure(rank, platform.node(), time.time(), 1, describe_exit(exit_code), False, terminated)
 
 
 def first_cause(failures: list[Failure]) -> Failure:

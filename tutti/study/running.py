@@ -4,7 +4,6 @@ Light: imports no torch.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,22 +11,17 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from tutti.errors import Interrupted
+from tutti.launch.supervisor import LocalProcess, end_processes, wait_for_any
 from tutti.runs.listing import read_state as read_run_state
 from tutti.runs.record import now
 from tutti.study.definition import Definition, Goal, Point, State, StudyFolder, read_state, write_state
-from tutti.study.executors import (
-    Executor,
-    as_typed,
-    end_processes,
-    reason_of,
-    start_process,
-    step_environment,
-    wait_for_one,
-)
+from tutti.study.executors import Executor, as_typed, reason_of, step_environment
 from tutti.study.folder import clear_run
 
 Next = Literal["nothing", "note", "begin", "go on"]
 LOG = "point.log"  # in the logs of a point: all that it has printed
+_SAVING_SECONDS = 60.0  # in which a run that is terminated writes its checkpoint
+_POLL_SECONDS = 0.1  # of several runs
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class _Started:
     place: Place
     state: State
     began: float
-    process: subprocess.Popen[bytes]
+    process: LocalProcess
 
 
 class _Running:
@@ -129,7 +123,7 @@ class _Running:
 
     def end(self) -> None:
         """End what still runs; it waits for the study to go on."""
-        end_processes([each.process for each in self._now])
+        end_processes([each.process for each in self._now], _SAVING_SECONDS)
         for started in self._now:
             write_state(self._folder, started.place.point.id, replace(started.state, state="waiting"))
         self._now = []
@@ -142,12 +136,12 @@ class _Running:
         state = State("running", attempts=attempts, started=now(), launch_line=as_typed(command))
         write_state(self._folder, point.id, state)
         began = time.monotonic()
-        process = start_process(command, self._log(point), self._env)
+        process = LocalProcess(command, self._log(point), self._env)
         self._now.append(_Started(place, state, began, process))
 
     def _wait(self) -> Point | None:
         """Wait until a point has ended, and note it; the point, if it was stopped."""
-        wait_for_one([each.process for each in self._now])
+        wait_for_any([each.process for each in self._now], _POLL_SECONDS)
         ended = next(each for each in self._now if each.process.returncode is not None)
         seconds = time.monotonic() - ended.began
         code, point = ended.process.returncode, ended.place.point

@@ -12,8 +12,8 @@ from prepared import PYTHON
 from tutti.errors import ConfigError, LaunchError
 from tutti.horovod.run import arguments
 from tutti.horovod.run.mpirun import mpirun_command
+from tutti.horovod.run.static_job import rank_environment
 from tutti.launch.hosts import Host, assign_slots, is_local, parse_hosts, read_hostfile
-from tutti.launch.workers import rank_environment
 
 PROGRAM = ["python", "train.py", "--lr", "0.1", "-np", "9"]
 

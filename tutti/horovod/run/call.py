@@ -153,7 +153,8 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
         words, environment = mpirun_command(options, command, given.mpi_args or "")
         code = subprocess.run(words, env=environment, check=False).returncode
         return f"mpirun ended with exit code {code}" if code else None
-    from tutti.horovod.run.static_job import Stopped, launch_static
+    from tutti.horovod.run.static_job import launch_static
+    from tutti.launch.supervisor import Stopped
 
     try:
         ending = launch_static(options, command)

@@ -27,10 +27,9 @@ from tutti.horovod.run.messages import (
     news_key,
     place_key,
 )
-from tutti.horovod.run.static_job import Stopped, end_workers, stopped_by_signals
-from tutti.launch.hosts import Host, is_local, own_address
-from tutti.launch.output import RankOutput
-from tutti.launch.workers import Ssh, Worker, end_all, interface_environment, without_launchers
+from tutti.horovod.run.static_job import interface_environment, without_launchers
+from tutti.launch.hosts import Host, Ssh, is_local, own_address
+from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
 
 _NUMBERS = 1000  # of workers, for the width of the names of their output folders
@@ -43,7 +42,7 @@ class Member:
     number: int
     host: str
     slot: int  # which of its host's
-    worker: Worker
+    process: HostProcess
     output: RankOutput
     started: float
     generation: int = -1  # in which it last had a place
@@ -82,10 +81,10 @@ def start(number: int, host: Host, slot: int, options: ElasticOptions, command: 
     }
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
-    worker = Worker(f"worker {number}", host.name, command, environment, output, ssh)
+    process = HostProcess(f"worker {number}", host.name, command, environment, output, ssh)
     if options.verbose:
         print(f"elastic driver: worker {number} is started on {host.name}, slot {slot}.", file=sys.stderr, flush=True)
-    return Member(number, host.name, slot, worker, output, time.monotonic())
+    return Member(number, host.name, slot, process, output, time.monotonic())
 
 
 def arrange(members: Sequence[Member]) -> dict[int, Place]:
@@ -211,7 +210,7 @@ class Driver:
         """Leave no worker behind; another signal meanwhile ends them without grace."""
         if self._discovery is not None:
             self._discovery.stop()
-        end_workers([member.worker for member in self.members])
+        end_processes([member.process for member in self.members])
 
     def _current(self) -> list[Member]:
         return [member for member in self.members if member.generation == self.generation >= 0]
@@ -229,17 +228,17 @@ class Driver:
 
     def _see_ends(self, now: float) -> None:
         for member in list(self.members):
-            code = member.worker.poll()
+            code = member.process.poll()
             late = self.options.start_timeout
             if code is None and late and member.has_not_begun and now > member.started + late:
-                member.worker.kill()
-                end_all([member.worker])
+                member.process.kill()
+                end_processes([member.process])
                 self._fail(member, f"has not called hvd.init() within --start-timeout {late:g} s", now)
             elif code == 0 and member.generation == self.generation:
                 self.members.remove(member)
                 self._done = self._done or member
             elif code is not None:
-                self._fail(member, member.worker.how_it_ended(), now)
+                self._fail(member, member.process.describe_end(), now)
 
     def _fail(self, member: Member, how: str, now: float) -> None:
         self.members.remove(member)
@@ -270,7 +269,7 @@ class Driver:
         """After the first good end: the others end too, or cannot go on."""
         assert self._done is not None
         current = self._current() if self.generation >= 0 else self.members
-        end_all(member.worker for member in self.members if member not in current)
+        end_processes(member.process for member in self.members if member not in current)
         self.members = current
         for member in current:
             if member.ask is not None:

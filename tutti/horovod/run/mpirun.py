@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tutti.errors import LaunchError
 from tutti.horovod.run.arguments import StaticOptions
-from tutti.launch.hosts import is_local, own_address
-from tutti.launch.workers import free_port, interface_environment, may_travel, without_launchers
+from tutti.horovod.run.static_job import interface_environment, without_launchers
+from tutti.launch.hosts import free_port, is_local, is_portable, own_address
 
 
 def mpirun_command(
@@ -70,7 +70,7 @@ def _open_mpi(
     if options.prefix_timestamp:
         words += ["--timestamp-output"]
     if not all(map(is_local, counts)):  # on this host all variables are inherited
-        words += [word for name in sorted(filter(may_travel, environment)) for word in ("-x", name)]
+        words += [word for name in sorted(filter(is_portable, environment)) for word in ("-x", name)]
     return words
 
 

@@ -1,27 +1,26 @@
-"""A job of a fixed number of ranks over hosts: all start, and the failure of one ends all."""
+"""A job of a fixed number of ranks over hosts: all start together, and the failure of one ends all."""
 
+import re
 import shlex
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tutti.horovod.run.arguments import StaticOptions
-from tutti.launch.hosts import is_local
-from tutti.launch.output import RankOutput
-from tutti.launch.workers import Ssh, Worker, check_hosts, end_all, meeting_point, rank_environment, without_launchers
+from tutti.launch.hosts import Slot, Ssh, check_hosts, is_local, rendezvous_address
+from tutti.launch.supervisor import (
+    HostProcess,
+    RankOutput,
+    Stopped,
+    end_processes,
+    stopped_by_signals,
+    wait_for_any,
+)
 from tutti.ranks.cores import threads_per_rank
-
-_POLL_SECONDS = 0.02
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Ending:
+class FailedRank:
     """The first rank that failed."""
 
     rank: int
@@ -30,7 +29,7 @@ class Ending:
     text: str  # how it ended
 
     def message(self) -> str:
-        """What the screen shows: our words, then those that Horovod's users look for."""
+        """Return our sentence, then the one that users of Horovod search for."""
         return (
             f"rank {self.rank} on host {self.host} {self.text}; the other ranks were ended.\n"
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
@@ -38,36 +37,28 @@ class Ending:
         )
 
 
-class Stopped(BaseException):
-    """A signal asks the launcher to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def run_static(options: StaticOptions, command: Sequence[str]) -> int:
-    """Run a command on every rank to its end; the exit code of the launcher."""
+    """Run a command on every rank to its end; return the exit code of the launcher."""
     try:
-        ending = launch_static(options, command)
+        failed = launch_static(options, command)
     except Stopped as stopped:
         print(f"horovodrun: {stopped}: all ranks were ended.", file=sys.stderr)
         return 128 + stopped.number
-    if ending is None:
+    if failed is None:
         return 0
-    print(f"horovodrun: {ending.message()}", file=sys.stderr)
+    print(f"horovodrun: {failed.message()}", file=sys.stderr)
     return 1
 
 
-def launch_static(options: StaticOptions, command: Sequence[str]) -> Ending | None:
-    """Run a command on every rank to its end, or until one fails; none is left in any case."""
+def launch_static(options: StaticOptions, command: Sequence[str]) -> FailedRank | None:
+    """Run a command on every rank to its end, or until one fails; no rank is left in any case."""
     hosts = [slot.host for slot in options.slots]
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
     base = without_launchers(options.environment)
-    workers: list[Worker] = []
+    ranks: list[HostProcess] = []
     with stopped_by_signals():
         check_hosts(hosts, ssh, base)
-        address, port = meeting_point(hosts, ssh, base, options.network_interfaces)
+        address, port = rendezvous_address(hosts, ssh, base, options.network_interfaces)
         size = len(options.slots)
         outputs = [RankOutput(r, size, options.output_filename, options.prefix_timestamp) for r in range(size)]
         try:
@@ -77,51 +68,65 @@ def launch_static(options: StaticOptions, command: Sequence[str]) -> Ending | No
                     own["OMP_NUM_THREADS"] = str(threads_per_rank(slot.local_size, base))
                 if options.verbose:
                     print(f"rank {slot.rank} on host {slot.host}: {shlex.join(command)}", file=sys.stderr)
-                workers.append(Worker(f"rank {slot.rank}", slot.host, command, own, output, ssh))
-            return _watch(workers)
+                ranks.append(HostProcess(f"rank {slot.rank}", slot.host, command, own, output, ssh))
+            return _watch(ranks)
         finally:
-            end_workers(workers)
+            end_processes(ranks)
 
 
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Have the signals that end a launcher raise `Stopped` in its main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _stop) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, frame: Any) -> None:
-    raise Stopped(number)
-
-
-def _watch(workers: list[Worker]) -> Ending | None:
-    """Wait until all ranks have ended well, or one has not."""
-    left = dict(enumerate(workers))
+def _watch(ranks: list[HostProcess]) -> FailedRank | None:
+    """Wait until all ranks have ended with exit code 0, or one has failed."""
+    left = list(ranks)
     while left:
-        ended = {rank: code for rank, worker in left.items() if (code := worker.poll()) is not None}
-        failed = [rank for rank, code in ended.items() if code]
-        if failed:
-            rank = min(failed, key=lambda each: ended[each])  # of several at once, one that a signal has ended
-            return Ending(rank, left[rank].host, ended[rank], left[rank].how_it_ended())
-        for rank in ended:
-            del left[rank]
-        time.sleep(_POLL_SECONDS)
+        ended = {process: process.poll() or 0 for process in wait_for_any(left)}
+        if any(ended.values()):
+            # Of several that failed at once, one that a signal has ended: its exit code is negative.
+            first = min((process for process in ended if ended[process]), key=lambda process: ended[process])
+            return FailedRank(ranks.index(first), first.host, ended[first], first.describe_end())
+        left = [process for process in left if process not in ended]
     return None
 
 
-def end_workers(workers: list[Worker]) -> None:
-    """End what is left; another signal meanwhile ends it without grace."""
-    while True:
-        try:
-            end_all(workers)
-            return
-        except Stopped:
-            for worker in workers:
-                worker.kill()
+# Variables in which another launcher describes this process; they are wrong for the ranks that it starts.
+_OF_ANOTHER_LAUNCHER = re.compile(
+    r"OMPI_COMM_WORLD_.*|PMI_.*|PMIX_.*|MPI_LOCAL.*|PALS_.*|TORCHELASTIC_.*|TUTTI_RUN_FOLDER|TUTTI_FAILURE_NOTES"
+)
+
+
+def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of other launchers."""
+    return {name: value for name, value in environment.items() if not _OF_ANOTHER_LAUNCHER.fullmatch(name)}
+
+
+def rank_environment(slot: Slot, address: str, port: int, interfaces: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables of one rank: its position, and the address of rank 0's store."""
+    variables = {
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        "HOROVOD_CROSS_RANK": slot.cross_rank,
+        "HOROVOD_CROSS_SIZE": slot.cross_size,
+        "HOROVOD_HOSTNAME": slot.host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "RANK": slot.rank,
+        "WORLD_SIZE": slot.size,
+        "LOCAL_RANK": slot.local_rank,
+        "LOCAL_WORLD_SIZE": slot.local_size,
+        "GROUP_RANK": slot.node_rank,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "PYTHONUNBUFFERED": 1,
+    }
+    return {name: str(value) for name, value in variables.items()} | interface_environment(interfaces)
+
+
+def interface_environment(interfaces: Sequence[str]) -> dict[str, str]:
+    """Return the variables that name the chosen network interfaces to Gloo and NCCL."""
+    if not interfaces:
+        return {}
+    every = ",".join(interfaces)
+    return {"HOROVOD_GLOO_IFACE": interfaces[0], "GLOO_SOCKET_IFNAME": every, "NCCL_SOCKET_IFNAME": every}

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from tutti.launch.supervisor import send_signal
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_notes
 
 _STORE_SECONDS = 60.0
@@ -127,10 +127,8 @@ class Agent:
 
     def _signal(self, number: signal.Signals) -> None:
         agent = self._agent
-        for rank in agent.get_worker_group().workers if agent else ():
-            if rank.id is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(rank.id, number)
+        ranks = agent.get_worker_group().workers if agent else ()
+        send_signal((rank.id for rank in ranks if rank.id is not None), number)
 
 
 def _explain(failures: dict[int, ProcessFailure], notes: list[Failure], ours: bool) -> list[Ended]:
