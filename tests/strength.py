@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         name="augmentation-by-process",
         package="data",
-        file="data/samples.py",
+        file="data/loader.py",
         text="        np.random.seed(value % (1 << 32))\n",
         replacement="",
         wrong="Augmentation that draws from NumPy depends on the process that makes the sample.",
@@ -174,7 +174,7 @@ FAULTS = (
     Fault(
         name="momentum-twice",
         package="optim",
-        file="optim/layerwise.py",
+        file="optim/optimizers.py",
         text='        torch._foreach_mul_(velocities, group["momentum"])\n',
         replacement='        torch._foreach_mul_(velocities, group["momentum"] ** 2)\n',
         wrong="LARS applies its momentum twice in each step.",

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
 PARTS = """
 import time
 from pathlib import Path
-from tutti.data.digits import digits
+from tutti.data.builtin import digits
 
 class Slow:
     '''The digits, slow until they may be fast.'''

@@ -16,8 +16,8 @@ from conftest import DATA
 from PIL import Image
 
 from tutti.data import cifar10 as module
-from tutti.data.augment import Flip
 from tutti.data.cifar10 import CLASSES, MEAN, STD, cifar10, find, read
+from tutti.data.dataset import Flip
 from tutti.data.order import Draws
 from tutti.errors import DataError
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tutti.data.builtin import synthetic
 from tutti.data.cifar10 import cifar10
 from tutti.data.dataset import ArrayDataset, check_classes
 from tutti.data.image_tree import ImageTree, image_tree
@@ -26,7 +27,6 @@ from tutti.data.make_images import make_images
 from tutti.data.mnist import FILES, mnist, read_idx
 from tutti.data.nbody.dataset import nbody
 from tutti.data.nbody.make import check_values
-from tutti.data.synthetic import synthetic
 from tutti.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")

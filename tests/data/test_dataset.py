@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from tutti.data.augment import MovedImages
-from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset
-from tutti.data.digits import digits
+from tutti.data.builtin import digits, synthetic
+from tutti.data.dataset import ArrayDataset, BatchDataset, MovedImages, SampleDataset
 from tutti.data.order import Draws
-from tutti.data.synthetic import synthetic
 
 SPLITS = ("train", "valid")
 

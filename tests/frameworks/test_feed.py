@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tutti.config.plan import Plan
-from tutti.data.digits import digits
+from tutti.data.builtin import digits
 from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.order import SampleOrder
 from tutti.frameworks.feed import CPU, Feed, evaluation_feed

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ranks
 
 PARTS = """
     import os, signal
-    from tutti.data.digits import digits
+    from tutti.data.builtin import digits
 
     class Trouble:
         '''The digits, until the given rank has read enough of them.'''

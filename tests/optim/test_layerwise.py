@@ -15,8 +15,7 @@ from torch import nn
 from tutti.config.framework import check_framework
 from tutti.config.load import resolve_values
 from tutti.errors import ConfigError
-from tutti.optim.layerwise import Lamb, Lars
-from tutti.optim.optimizers import build_optimizer
+from tutti.optim.optimizers import Lamb, Lars, build_optimizer
 
 pytestmark = pytest.mark.xdist_group("layerwise")
 RATES = (0.5, 0.2, 0.9, 0.1)

@@ -105,7 +105,7 @@ def test_channels_last_is_another_layout_of_the_same_run(tmp_path: Path) -> None
 def test_a_loss_that_is_no_number_stops_with_step_rank_and_samples(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "poison.py").write_text(
         "import torch\n"
-        "from tutti.data.digits import digits\n"
+        "from tutti.data.builtin import digits\n"
         "class Poisoned:\n"
         "    def __init__(self, split, sample):\n"
         "        self.data, self.sample = digits(split), sample\n"

@@ -207,7 +207,7 @@ class DatasetOptions(PartOptions):
 class DigitsOptions(DatasetOptions):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; no download."""
 
-    target = "tutti.data.digits:digits"
+    target = "tutti.data.builtin:digits"
     name: Literal["digits"] = "digits"
     shift: Natural = 0  # random shift of the training images, in pixels
 
@@ -218,7 +218,7 @@ class DigitsOptions(DatasetOptions):
 class SyntheticOptions(DatasetOptions):
     """Random samples of any shape with labels that can be learned; no download."""
 
-    target = "tutti.data.synthetic:synthetic"
+    target = "tutti.data.builtin:synthetic"
     name: Literal["synthetic"] = "synthetic"
     shape: tuple[Count, ...] = (3, 64, 64)
     classes: Count = 10
@@ -354,7 +354,7 @@ class AdamWOptions(AdamOptions):
 class LarsOptions(OptimizerOptions):
     """LARS: momentum with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.layerwise:Lars"
+    target = "tutti.optim.optimizers:Lars"
     name: Literal["lars"] = "lars"
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 5e-4
@@ -364,7 +364,7 @@ class LarsOptions(OptimizerOptions):
 class LambOptions(OptimizerOptions):
     """LAMB: Adam's direction with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.layerwise:Lamb"
+    target = "tutti.optim.optimizers:Lamb"
     name: Literal["lamb"] = "lamb"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-6

@@ -1,9 +1,14 @@
 """CIFAR-10 from its binary files, its Python pickles, or a tree of image files; in a folder or in a tar archive."""
 
+import contextlib
+import hashlib
 import io
 import itertools
+import os
 import pickle
 import tarfile
+import uuid
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,11 +16,54 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tutti.data import decoded
-from tutti.data.augment import Fill, Flip
-from tutti.data.dataset import ArrayDataset, check_labels
-from tutti.data.decoded import Split
+from tutti.data.dataset import ArrayDataset, Fill, Flip, check_labels
 from tutti.errors import DataError
+
+Split = tuple[np.ndarray, np.ndarray]  # images (bytes, N x C x H x W), labels (int64)
+
+
+def decoded_files(
+    dataset: str, splits: Iterable[str], source: Path, paths: Iterable[Path], cache: str | None
+) -> dict[str, Path]:
+    """Where the splits of a source are kept; elsewhere once the archive, or any file of the tree, has changed."""
+    key = hashlib.sha256(b"1" + bytes(source.resolve()))  # the version of this layout
+    for path in sorted(paths):
+        status = path.stat()
+        key.update(f"{path.relative_to(source)} {status.st_size} {status.st_mtime_ns}\0".encode())
+    folder = _cache_folder(cache)
+    return {split: folder / f"{dataset}-{key.hexdigest()[:16]}-{split}.npz" for split in splits}
+
+
+def _cache_folder(cache: str | None) -> Path:
+    try:
+        return Path(cache or os.environ.get("TUTTI_CACHE") or "~/.cache/tutti").expanduser()
+    except RuntimeError:  # a user without a home
+        return Path(os.devnull)
+
+
+def load_decoded(place: Path, shape: tuple[int, ...]) -> Split | None:
+    """A split of images of a shape, or nothing when it is not there or damaged."""
+    try:
+        with open(place, "rb") as file, np.load(file) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except Exception:  # whatever it is, the split can be decoded again
+        return None
+    fits = images.dtype == np.uint8 and images.shape == (len(labels), *shape) and labels.dtype == np.int64
+    return (images, labels) if fits else None
+
+
+def save_decoded(place: Path, split: Split) -> None:
+    """Keep a split; ranks may do so at the same time, and where it cannot be written, it is decoded next time."""
+    aside = place.with_name(f"{place.name}.{uuid.uuid4().hex}.part")
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "xb") as file:
+                np.savez(file, images=split[0], labels=split[1])
+            aside.replace(place)
+        finally:
+            aside.unlink(missing_ok=True)
+
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "valid": ("test_batch",)}
 TREES = {"train": ("train",), "valid": ("test", "valid", "validation")}
@@ -303,11 +351,11 @@ def read(split: str, source: Path, cache: str | None = None) -> Split:
     if not files.keys().isdisjoint(BATCH_FILES):
         return decode(split, files, source)
     paths = [path for path in files.values() if isinstance(path, Path)] or [source]
-    places = decoded.places("cifar10", BATCHES, source, paths, cache)
-    if kept := decoded.load(places[split], SHAPE):
+    places = decoded_files("cifar10", BATCHES, source, paths, cache)
+    if kept := load_decoded(places[split], SHAPE):
         return kept
     files = files if source.is_dir() else list_archive(source)
     splits = {name: decode(name, files, source) for name in BATCHES}
     for name, place in places.items():
-        decoded.save(place, splits[name])
+        save_decoded(place, splits[name])
     return splits[split]

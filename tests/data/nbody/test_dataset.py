@@ -97,7 +97,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(boxes: dict[str, st
 
 def test_inputs_and_targets_are_cut_at_the_same_place(boxes: dict[str, str]) -> None:
     fields = stored(boxes["train"])
-    fields["Hydro"][0], fields["Hydro"][2:] = fields["NbodyOptions"][0], fields["NbodyOptions"][1:]
+    fields["Hydro"][0], fields["Hydro"][2:] = fields["Nbody"][0], fields["NbodyOptions"][1:]
     with h5py.File(boxes["train"], "w") as file:
         for name, field in fields.items():
             file[name] = field
@@ -112,7 +112,7 @@ def test_turning_can_be_switched_off(boxes: dict[str, str], option: str) -> None
     densities, velocities = (torch.equal(turned[:, :, part], plain[:, :, part]) for part in (0, slice(1, 4)))
     assert (densities, velocities) == (option == "vectors", False)
     if option == "symmetries":
-        densities = stored(boxes["train"])["NbodyOptions"][0]
+        densities = stored(boxes["train"])["Nbody"][0]
         views = np.lib.stride_tricks.sliding_window_view(densities, [CROP] * 3).reshape(-1, CROP**3)
         known = {view.tobytes() for view in views}
         assert all(crop.numpy().tobytes() in known for crop in plain[:, :, 0].flatten(0, 1))
@@ -231,7 +231,7 @@ def test_boxes_that_are_missing_are_made_once(tmp_path: Path, capsys: pytest.Cap
     assert told.splitlines()[1].startswith(f"{valid} is not there: making a box of ")
     made = train.read_bytes(), valid.read_bytes()
     times = [path.stat().st_mtime_ns for path in (train, valid)]
-    assert stored(train)["NbodyOptions"].shape == (4, 16, 16, 16)
+    assert stored(train)["Nbody"].shape == (4, 16, 16, 16)
     with h5py.File(train) as one, h5py.File(valid) as other:
         assert one.attrs["seed"] != other.attrs["seed"]
     assert missing(tmp_path) == (train, valid)

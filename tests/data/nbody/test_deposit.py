@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tutti.data.nbody.deposit import deposit
 from tutti.data.nbody.grid import Box, Grid, Space
+from tutti.data.nbody.motion import deposit
 
 CPU = torch.device("cpu")
 

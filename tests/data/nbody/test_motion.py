@@ -4,9 +4,8 @@ import numpy as np
 import torch
 
 from tutti.data.nbody import cosmology as physics
-from tutti.data.nbody.deposit import deposit
 from tutti.data.nbody.grid import Box, Grid, Space, inverse
-from tutti.data.nbody.motion import linear_density, move, second_source
+from tutti.data.nbody.motion import deposit, linear_density, move, second_source
 
 CPU = torch.device("cpu")
 

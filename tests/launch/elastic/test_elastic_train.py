@@ -33,7 +33,7 @@ STEPS = 14 * 3
 PARTS = """
 import os, signal, time
 from pathlib import Path
-from tutti.data.digits import digits
+from tutti.data.builtin import digits
 
 class Steered:
     '''The digits, slow until they may be fast; one rank is lost, or fails, after some of them.'''

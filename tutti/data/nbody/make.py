@@ -18,10 +18,9 @@ import torch
 
 from tutti.data.nbody.box import CHUNK, create, write_hydro, write_nbody
 from tutti.data.nbody.cosmology import nonlinear_radius
-from tutti.data.nbody.deposit import deposit
 from tutti.data.nbody.gas import DENSITY_FLOOR, PRESCRIPTION, spread
 from tutti.data.nbody.grid import Box, Report, Space, grid_bytes
-from tutti.data.nbody.motion import linear_density, move
+from tutti.data.nbody.motion import deposit, linear_density, move
 from tutti.data.nbody.picture import draw_slices
 from tutti.errors import ConfigError, DataError
 from tutti.runs.record import versions

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 
 from tutti.horovod.run.arguments import StaticOptions
 from tutti.launch.hosts import Slot, Ssh, check_hosts, is_local, rendezvous_address
-from tutti.launch.supervisor import (
-    HostProcess,
-    RankOutput,
-    Stopped,
-    end_processes,
-    stopped_by_signals,
-    wait_for_any,
-)
+from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals, wait_for_any
 from tutti.ranks.cores import threads_per_rank
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, embedded in the package."""
+"""Datasets without files: the handwritten digits of scikit-learn, and random samples of any shape."""
 
 import gzip
 from importlib.util import find_spec
@@ -39,3 +39,21 @@ def _read() -> np.ndarray:
 
         images, labels = load_digits(return_X_y=True)
         return np.column_stack([images, labels]).astype(np.uint8)
+
+
+def synthetic(
+    split: str,
+    shape: tuple[int, ...] = (3, 64, 64),
+    classes: int = 10,
+    train: int = 1024,
+    valid: int = 1024,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> ArrayDataset:
+    """Samples that can be learned, the same from the same seed."""
+    means = torch.randn(classes, *shape, generator=torch.Generator().manual_seed(seed))
+    samples = train if split == "train" else valid
+    generator = torch.Generator().manual_seed(seed + (1 if split == "train" else 2))
+    targets = torch.arange(samples) % classes
+    inputs = torch.randn(samples, *shape, generator=generator).mul_(noise).add_(means[targets])
+    return ArrayDataset(inputs, targets)
