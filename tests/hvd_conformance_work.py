@@ -8,8 +8,8 @@ from hvd_jobs import in_a_job
 from torch import nn
 
 from tutti.horovod import basics
+from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import collectives
-from tutti.horovod.torch.compression import Compression
 from tutti.horovod.torch.functions import allgather_object
 from tutti.horovod.torch.optimizer import DistributedOptimizer
 

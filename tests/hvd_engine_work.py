@@ -13,10 +13,9 @@ import torch
 from hvd_jobs import in_a_job, refused
 
 from tutti.horovod import basics
+from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine import engine
-from tutti.horovod.engine.channel import StoreChannel
-from tutti.horovod.engine.messages import Message
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.engine.messages import Message, StoreChannel
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.ops import Average, Max, Min, Product, Sum, poll, synchronize
 

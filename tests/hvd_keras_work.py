@@ -306,7 +306,7 @@ def saved_models_load_with_us_and_without() -> None:
     import keras
 
     import tutti.horovod.keras as hvd
-    from tutti.horovod.keras.optimizer import Distributed
+    from tutti.horovod.keras.patches import is_distributed
 
     model = small_model(3)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), name="mine"), keras.losses.MeanSquaredError())
@@ -319,8 +319,8 @@ def saved_models_load_with_us_and_without() -> None:
                 config = json.loads(zipfile.ZipFile(path).read("config.json"))
                 assert "tutti" not in json.dumps(config)
             plain, ours = keras.models.load_model(path), hvd.load_model(path)
-            assert not isinstance(plain.optimizer, Distributed)
-            assert isinstance(ours.optimizer, Distributed) and isinstance(ours.optimizer, keras.optimizers.Adam)
+            assert not is_distributed(plain.optimizer)
+            assert is_distributed(ours.optimizer) and isinstance(ours.optimizer, keras.optimizers.Adam)
             for loaded in (plain, ours) if name == "model.keras" else (ours,):  # Keras 3 reads no state there
                 for own, saved in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
                     np.testing.assert_array_equal(own.numpy(), saved.numpy())
@@ -767,9 +767,9 @@ def keras_2_loads_what_was_saved() -> None:
     import tf_keras
 
     import tutti.horovod.keras.of_tensorflow as hvd
-    from tutti.horovod.keras.legacy import Distributed
-    from tutti.horovod.keras.load import keras_of_tensorflow
-    from tutti.horovod.variables import variables_of
+    from tutti.horovod.gradients import variables_of
+    from tutti.horovod.keras.backends import keras_of_tensorflow
+    from tutti.horovod.keras.patches import is_distributed
 
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     assert keras_of_tensorflow() is tf_keras
@@ -781,7 +781,7 @@ def keras_2_loads_what_was_saved() -> None:
             path = str(Path(folder) / f"{place}.h5")
             model.save(path)
             plain, ours = tf_keras.models.load_model(path), hvd.load_model(path, legacy_opts=place == 1)
-            assert not isinstance(plain.optimizer, Distributed) and isinstance(ours.optimizer, Distributed)
+            assert not is_distributed(plain.optimizer) and is_distributed(ours.optimizer)
             saved = [variable.numpy() for variable in variables_of(model.optimizer)]
             for own, value in zip(variables_of(ours.optimizer), saved, strict=True):
                 np.testing.assert_array_equal(own.numpy(), value)

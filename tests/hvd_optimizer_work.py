@@ -10,13 +10,13 @@ from hvd_jobs import in_a_job, refused
 from torch import nn
 
 from tutti.horovod import basics
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.basics import ProcessSet
+from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import functions, ops
-from tutti.horovod.torch.compression import Compression
+from tutti.horovod.torch.collectives import SyncBatchNorm
 from tutti.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from tutti.horovod.torch.ops import Adasum, Sum
 from tutti.horovod.torch.optimizer import DistributedOptimizer
-from tutti.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},

@@ -13,7 +13,7 @@ from tutti.cli.main import main
 from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml, read_yaml
 from tutti.errors import ConfigError
-from tutti.horovod.run.settings import read_settings
+from tutti.horovod.settings import read_settings_file
 from tutti.launch.cluster.site import load_site
 from tutti.report.runs import read_run
 from tutti.runs.folder import RunFolder
@@ -96,7 +96,7 @@ def test_every_file_of_yaml_is_refused_with_a_key_twice(tmp_path: Path, kind: st
     read = {
         "recipe": lambda: resolve(str(path)),
         "site": lambda: load_site(str(path)),
-        "--config-file": lambda: read_settings(str(path)),
+        "--config-file": lambda: read_settings_file(str(path)),
         "--variants": lambda: read_variants(path, "digits", ()),
         "override": lambda: resolve("digits", ["optim={name: sgd, lr: 1.0, lr: 2.0}"]),
         "run": lambda: read_run(RunFolder(tmp_path)),
@@ -163,7 +163,7 @@ def test_a_damaged_site_is_read_or_refused(tmp_path: Path, content: bytes) -> No
 def test_damaged_settings_of_horovodrun_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "settings.yaml"
     path.write_bytes(content)
-    read_or_refuse(lambda: read_settings(str(path)), path)
+    read_or_refuse(lambda: read_settings_file(str(path)), path)
 
 
 @many(30)

@@ -6,8 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from tutti.horovod import basics
-from tutti.horovod.engine.channel import ChannelClosed, Connections, LocalChannel, StoreChannel
-from tutti.horovod.engine.messages import Response
+from tutti.horovod.engine.messages import ChannelClosed, Connections, LocalChannel, Response, StoreChannel
 from tutti.horovod.settings import read_settings
 from tutti.horovod.torch import ops
 

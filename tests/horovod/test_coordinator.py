@@ -3,7 +3,7 @@
 import pytest
 
 from tutti.horovod.engine.coordinator import Coordinator
-from tutti.horovod.engine.messages import AVERAGE, MAX, SUM, Message, Request, Response
+from tutti.horovod.engine.messages import AVERAGE, MAX, SUM, Message, Response, TensorRequest
 
 
 class Ranks:
@@ -16,19 +16,19 @@ class Ranks:
         self.coordinator = Coordinator(size, numbered, fusion_bytes, capacity)
         self.now = 0.0
 
-    def say(self, rank: int, *requests: Request, known: tuple[int, ...] = ()) -> list[Response]:
+    def say(self, rank: int, *requests: TensorRequest, known: tuple[int, ...] = ()) -> list[Response]:
         self.coordinator.receive(Message(rank, requests, known), self.now)
         return self.coordinator.grants()
 
-    def all_say(self, *requests: Request, known: tuple[int, ...] = ()) -> list[Response]:
+    def all_say(self, *requests: TensorRequest, known: tuple[int, ...] = ()) -> list[Response]:
         """All submit the same; what is granted when the last one has."""
         *early, last = [self.say(rank, *requests, known=known) for rank in range(self.coordinator._size)]
         assert not any(early)
         return last
 
 
-def reduce(name: str, shape: tuple[int, ...] = (2,), **rest: object) -> Request:
-    return Request("allreduce", name, dtype=rest.pop("dtype", "float32"), shape=shape, **rest)  # pyright: ignore
+def reduce(name: str, shape: tuple[int, ...] = (2,), **rest: object) -> TensorRequest:
+    return TensorRequest("allreduce", name, dtype=rest.pop("dtype", "float32"), shape=shape, **rest)  # pyright: ignore
 
 
 def names(responses: list[Response]) -> list[tuple[str, ...]]:
@@ -53,7 +53,7 @@ def test_orders_of_ranks_do_not_matter() -> None:
 
 def test_one_name_may_be_in_use_for_two_kinds_and_two_sets() -> None:
     ranks = Ranks(3, pair=(0, 2))
-    gather = Request("allgather", "x", dtype="float32", shape=(2,))
+    gather = TensorRequest("allgather", "x", dtype="float32", shape=(2,))
     assert ranks.say(0, reduce("x"), gather, reduce("x", process_set=1)) == []
     (in_the_pair,) = ranks.say(2, reduce("x", process_set=1))
     assert in_the_pair.process_set == 1
@@ -72,24 +72,24 @@ def test_one_name_may_be_in_use_for_two_kinds_and_two_sets() -> None:
         (reduce("t"), reduce("t", postscale=2.0), "postscale factors: rank 0 has 1.0, rank 1 has 2.0"),
         (reduce("t"), reduce("t", device="cuda"), "devices: rank 0 has cpu, rank 1 has cuda"),
         (
-            Request("broadcast", "t", root=0),
-            Request("broadcast", "t", root=1),
+            TensorRequest("broadcast", "t", root=0),
+            TensorRequest("broadcast", "t", root=1),
             "root ranks: rank 0 has 0, rank 1 has 1",
         ),
         (
-            Request("allgather", "t", shape=(4, 2)),
-            Request("allgather", "t", shape=(4, 3)),
+            TensorRequest("allgather", "t", shape=(4, 2)),
+            TensorRequest("allgather", "t", shape=(4, 3)),
             r"shapes after the first dimension: rank 0 has \(2,\), rank 1 has \(3,\)",
         ),
         (
-            Request("alltoall", "t", shape=(4, 2)),
-            Request("alltoall", "t", shape=(4,)),
+            TensorRequest("alltoall", "t", shape=(4, 2)),
+            TensorRequest("alltoall", "t", shape=(4,)),
             "numbers of dimensions: rank 0 has 2, rank 1 has 1",
         ),
     ],
 )
 def test_what_differs_is_told_with_the_tensor_the_ranks_and_both_values(
-    ours: Request, theirs: Request, told: str
+    ours: TensorRequest, theirs: TensorRequest, told: str
 ) -> None:
     ranks = Ranks()
     ranks.say(1, theirs)
@@ -103,17 +103,17 @@ def test_what_differs_is_told_with_the_tensor_the_ranks_and_both_values(
 
 @pytest.mark.parametrize("kind", ["allgather", "alltoall", "reducescatter"])
 def test_what_has_rows_needs_a_dimension(kind: str) -> None:
-    (refused,) = Ranks().all_say(Request(kind, "t"))  # pyright: ignore[reportArgumentType]
+    (refused,) = Ranks().all_say(TensorRequest(kind, "t"))  # pyright: ignore[reportArgumentType]
     assert f"{kind}.t: {kind} of tensors without dimensions" in refused.error
 
 
 def test_sizes_of_all_ranks_come_with_the_grant() -> None:
     ranks = Ranks(3)
     for rank in (2, 0, 1):
-        gathered = ranks.say(rank, Request("allgather", "g", shape=(10 * rank, 4)))
+        gathered = ranks.say(rank, TensorRequest("allgather", "g", shape=(10 * rank, 4)))
     assert gathered[0].sizes == ((0, 10, 20),)
     for rank in (2, 0, 1):
-        swapped = ranks.say(rank, Request("alltoall", "a", shape=(6,), splits=(rank, rank, 0)))
+        swapped = ranks.say(rank, TensorRequest("alltoall", "a", shape=(6,), splits=(rank, rank, 0)))
     assert swapped[0].sizes == ((0, 0, 0, 1, 1, 0, 2, 2, 0),)
 
 
@@ -145,15 +145,15 @@ def test_what_is_in_a_group_on_some_ranks_only_is_refused_with_the_group() -> No
 
 def test_ranks_that_have_joined_count_as_ready_for_reductions_alone() -> None:
     ranks = Ranks(3)
-    assert ranks.say(1, Request("join", "rank1")) == []
+    assert ranks.say(1, TensorRequest("join", "rank1")) == []
     ranks.say(0, reduce("x"))
     (granted,) = ranks.say(2, reduce("x"))
     assert granted.joined == (1,)
-    ranks.say(0, Request("allgather", "y", shape=(1,)))
-    (refused,) = ranks.say(2, Request("allgather", "y", shape=(1,)))
+    ranks.say(0, TensorRequest("allgather", "y", shape=(1,)))
+    (refused,) = ranks.say(2, TensorRequest("allgather", "y", shape=(1,)))
     assert "allgather is not supported with Join at this time" in refused.error
-    assert ranks.say(2, Request("join", "rank2")) == []
-    reduced, end = ranks.say(0, reduce("z"), Request("join", "rank0"))
+    assert ranks.say(2, TensorRequest("join", "rank2")) == []
+    reduced, end = ranks.say(0, reduce("z"), TensorRequest("join", "rank0"))
     assert reduced.joined == (1, 2)
     assert end.kind == "join" and end.last_joined == 0 and len(end.requests) == 3
     assert ranks.say(0, reduce("x")) == []  # the others have to come again
@@ -181,9 +181,9 @@ def test_a_changed_shape_has_a_number_of_its_own() -> None:
 def test_only_what_comes_again_unchanged_gets_a_number_while_there_is_room() -> None:
     ranks = Ranks(capacity=2)
     granted = ranks.all_say(reduce("noname.0"))
-    granted += ranks.all_say(Request("allgather", "g", shape=(2,)))
-    granted += ranks.all_say(Request("broadcast", "b", root=0))
-    granted += ranks.all_say(Request("barrier", "noname"))
+    granted += ranks.all_say(TensorRequest("allgather", "g", shape=(2,)))
+    granted += ranks.all_say(TensorRequest("broadcast", "b", root=0))
+    granted += ranks.all_say(TensorRequest("barrier", "noname"))
     granted += ranks.all_say(reduce("late"))
     assert [response.numbers for response in granted] == [(-1,), (-1,), (0,), (1,), (-1,)]
 
@@ -196,7 +196,7 @@ def test_reductions_of_a_kind_travel_together_in_order_up_to_the_threshold() -> 
         reduce("b"),
         reduce("m", op=MAX),
         reduce("s", prescale=2.0),
-        Request("broadcast", "x", root=0),
+        TensorRequest("broadcast", "x", root=0),
         reduce("c", (6,)),
         reduce("e", (3,)),
         reduce("f", (1,)),
@@ -216,7 +216,7 @@ def test_nothing_travels_together_across_sets_errors_or_joined_ranks() -> None:
 
 def test_a_stall_is_told_once_with_missing_and_ready_ranks() -> None:
     ranks = Ranks(4)
-    ranks.say(3, Request("join", "rank3"))
+    ranks.say(3, TensorRequest("join", "rank3"))
     ranks.say(2, reduce("late"))
     ranks.now = 5.0
     ranks.say(0, reduce("late"))

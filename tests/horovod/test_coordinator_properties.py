@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tutti.horovod.engine.coordinator import Coordinator
-from tutti.horovod.engine.messages import GLOBAL_SET, MAX, Key, Message, Request, Response
+from tutti.horovod.engine.messages import GLOBAL_SET, MAX, Key, Message, Response, TensorRequest
 
 Operation = tuple[int, str]  # process set and name
 JOIN_SUPPORTED = ("allreduce", "barrier")
@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c", "double", "max", "group", "broadcast", "barrier", "scatt
 STEADY = (("a", "b"), ("a", "b", "group", "broadcast"), ("c",))  # what comes again and again
 
 
-def requests_of(operation: Operation, rank: int, members: tuple[int, ...], is_wrong: bool) -> tuple[Request, ...]:
+def requests_of(operation: Operation, rank: int, members: tuple[int, ...], is_wrong: bool) -> tuple[TensorRequest, ...]:
     """What a rank submits for an operation; a wrong one has a shape or a type that no other rank has."""
     number, name = operation
     rows = 100 + rank if is_wrong else 3
@@ -34,12 +34,12 @@ def requests_of(operation: Operation, rank: int, members: tuple[int, ...], is_wr
         sizes = {"g0": (1,), "g1": (rows,), "g2": (4,)}
         types = {"g2": "float64"}
         return tuple(
-            Request(
+            TensorRequest(
                 "allreduce", each, number, types.get(each, "float32"), shape, group="the group", group_size=len(sizes)
             )
             for each, shape in sizes.items()
         )
-    return (Request(**{"kind": "allreduce", "name": name} | plain | more.get(name, {})),)  # pyright: ignore
+    return (TensorRequest(**{"kind": "allreduce", "name": name} | plain | more.get(name, {})),)  # pyright: ignore
 
 
 class Job(RuleBasedStateMachine):
@@ -55,10 +55,10 @@ class Job(RuleBasedStateMachine):
         self.thorough = Coordinator(size, self.sets, fusion_bytes, capacity)
         self.thorough._repeats.keep = lambda message, now: False  # type: ignore[method-assign]
         self.now = 0.0
-        self.submitted: dict[Operation, dict[int, tuple[Request, ...]]] = {}
+        self.submitted: dict[Operation, dict[int, tuple[TensorRequest, ...]]] = {}
         self.since: dict[Operation, float] = {}
-        self.numbers: list[dict[Request, int]] = [{} for _ in range(size)]  # that each rank has been told
-        self.meanings: dict[int, Request] = {}
+        self.numbers: list[dict[TensorRequest, int]] = [{} for _ in range(size)]  # that each rank has been told
+        self.meanings: dict[int, TensorRequest] = {}
         self.joined: list[int] = []
 
     @rule(
@@ -87,7 +87,7 @@ class Job(RuleBasedStateMachine):
         rank %= self.size
         if rank not in self.joined:
             self.joined.append(rank)
-            self._say(Message(rank, (Request("join", f"rank{rank}"),)))
+            self._say(Message(rank, (TensorRequest("join", f"rank{rank}"),)))
 
     @rule(seconds=st.sampled_from([1.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Job(RuleBasedStateMachine):
         """Submit what this rank does not wait for yet, by numbers where it knows them."""
         if rank in self.joined:
             return
-        requests: list[Request] = []
+        requests: list[TensorRequest] = []
         for operation in operations:
             members = self.sets[operation[0]]
             if rank in members and rank not in self.submitted.get(operation, {}):
@@ -161,7 +161,7 @@ class Job(RuleBasedStateMachine):
     def _change(self, kind: str, members: tuple[int, ...], data: st.DataObject) -> Response:
         """All ranks ask for a change of the process sets; it is granted with the last of them."""
         *early, last = data.draw(st.permutations(range(self.size)))
-        request = Request(kind, "change", members=members)  # pyright: ignore[reportArgumentType]
+        request = TensorRequest(kind, "change", members=members)  # pyright: ignore[reportArgumentType]
         for rank in early:
             self._say(Message(rank, (request,)))
         (response,) = self._grants(Message(last, (request,)))
@@ -194,7 +194,7 @@ class Job(RuleBasedStateMachine):
         if len(self.joined) == self.size:
             self.joined = []
 
-    def _check(self, response: Response, ready: dict[Operation, dict[int, tuple[Request, ...]]]) -> None:
+    def _check(self, response: Response, ready: dict[Operation, dict[int, tuple[TensorRequest, ...]]]) -> None:
         owners = {own.key: each for each, ranks in ready.items() for own in next(iter(ranks.values()))}
         for request in response.requests:
             operation = owners[request.key]
@@ -231,7 +231,7 @@ class Job(RuleBasedStateMachine):
         assert len({request for told in self.numbers for request in told}) <= self.capacity
 
 
-def _agree(own: tuple[Request, ...], other: tuple[Request, ...]) -> bool:
+def _agree(own: tuple[TensorRequest, ...], other: tuple[TensorRequest, ...]) -> bool:
     """Whether two ranks have submitted the same; the rows of a gather may differ."""
     if own[0].kind == "allgather":
         return own[0].shape[1:] == other[0].shape[1:]

@@ -13,7 +13,7 @@ from prepared import PYTHON
 from rank_jobs import run_ranks
 
 from tutti.horovod import basics
-from tutti.horovod.elastic.state import REMOVED, ObjectState, run_fn
+from tutti.horovod.elastic import REMOVED, ObjectState, run_fn
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.torch.elastic import ElasticSampler
 

@@ -22,7 +22,7 @@ from hvd_optimizer_work import (
 )
 from rank_jobs import run_ranks
 
-from tutti.horovod.torch.compression import Compression
+from tutti.horovod.gradients import Compression
 from tutti.horovod.torch.ops import Sum
 from tutti.horovod.torch.optimizer import DistributedOptimizer, form_units
 

@@ -6,9 +6,9 @@ import hvd_sets_work as work
 import pytest
 from rank_jobs import run_ranks
 
-from tutti.horovod.engine.coordinator import Coordinator
-from tutti.horovod.engine.messages import Message, Request
-from tutti.horovod.process_sets import ProcessSet, wrong_members
+from tutti.horovod.basics import ProcessSet
+from tutti.horovod.engine.coordinator import Coordinator, wrong_members
+from tutti.horovod.engine.messages import Message, TensorRequest
 
 pytestmark = pytest.mark.ranks
 
@@ -98,7 +98,10 @@ def test_members_are_sorted_and_in_the_job() -> None:
 
 def test_requests_of_a_set_that_is_gone_are_forgotten() -> None:
     coordinator = Coordinator(2, {0: (0, 1), 1: (0,)}, fusion_bytes=100, capacity=1)
-    reduce, remove = Request("allreduce", "x", 1, "float32", (1,)), Request("remove_set", "change", members=(0,))
+    reduce, remove = (
+        TensorRequest("allreduce", "x", 1, "float32", (1,)),
+        TensorRequest("remove_set", "change", members=(0,)),
+    )
     coordinator.receive(Message(0, (reduce,)), 0.0)
     (granted,) = coordinator.grants()
     assert granted.numbers == (0,)
@@ -118,11 +121,13 @@ def test_requests_of_a_set_that_is_gone_are_forgotten() -> None:
 
 def test_what_is_ready_is_done_before_its_set_is_removed() -> None:
     coordinator = Coordinator(2, {0: (0, 1), 1: (0,)}, fusion_bytes=100, capacity=1)
-    remove = Request("remove_set", "change", members=(0,))
+    remove = TensorRequest("remove_set", "change", members=(0,))
     coordinator.receive(Message(1, (remove,)), 0.0)
-    coordinator.receive(Message(0, (remove, Request("barrier", "noname", 1))), 0.0)
+    coordinator.receive(Message(0, (remove, TensorRequest("barrier", "noname", 1))), 0.0)
     assert [response.kind for response in coordinator.grants()] == ["barrier", "remove_set"]
 
 
 def test_additions_and_removals_meet_under_one_key() -> None:
-    assert Request("add_set", "change").key == Request("remove_set", "change").key == (0, "process_set.change")
+    assert (
+        TensorRequest("add_set", "change").key == TensorRequest("remove_set", "change").key == (0, "process_set.change")
+    )

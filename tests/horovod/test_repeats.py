@@ -1,9 +1,9 @@
 """Rounds that come again: granted at once when all ranks say the same, and the long way when one does not."""
 
 from tutti.horovod.engine.coordinator import Coordinator
-from tutti.horovod.engine.messages import Message, Request, Response
+from tutti.horovod.engine.messages import Message, Response, TensorRequest
 
-A, B = (Request("allreduce", name, dtype="float32", shape=(2,)) for name in "ab")
+A, B = (TensorRequest("allreduce", name, dtype="float32", shape=(2,)) for name in "ab")
 
 
 def taught(size: int = 2) -> Coordinator:
@@ -43,7 +43,7 @@ def test_what_another_rank_says_in_other_words_is_matched_by_name() -> None:
 def test_a_new_operation_in_between_is_no_part_of_a_known_round() -> None:
     coordinator = taught()
     assert say(coordinator, 0) == []
-    new = Request("allreduce", "c", dtype="float32", shape=(2,))
+    new = TensorRequest("allreduce", "c", dtype="float32", shape=(2,))
     coordinator.receive(Message(1, (new,), known=(0, 1)), 0.0)
     (granted,) = coordinator.grants()
     assert granted.requests == (A, B)
@@ -61,7 +61,7 @@ def test_a_mismatch_is_found_after_a_known_round_has_begun() -> None:
 
 def test_a_round_with_a_rank_that_has_joined_goes_the_long_way() -> None:
     coordinator = taught()
-    coordinator.receive(Message(1, (Request("join", "rank1"),)), 0.0)
+    coordinator.receive(Message(1, (TensorRequest("join", "rank1"),)), 0.0)
     assert coordinator.grants() == []
     (granted,) = say(coordinator, 0)
     assert granted.joined == (1,) and granted.requests == (A, B)
@@ -92,7 +92,7 @@ def test_ranks_are_missing_only_from_what_somebody_waits_for() -> None:
 def test_a_process_set_that_is_removed_takes_known_rounds_with_it() -> None:
     coordinator = taught()
     for rank in (0, 1):
-        coordinator.receive(Message(rank, (Request("remove_set", "change", members=(0,)),)), 0.0)
+        coordinator.receive(Message(rank, (TensorRequest("remove_set", "change", members=(0,)),)), 0.0)
     assert coordinator.grants()[0].kind == "remove_set"
     say(coordinator, 0)
     assert coordinator._waiting  # it goes the long way

@@ -5,7 +5,7 @@ import torch
 from hvd_optimizer_work import normalize_alone, normalize_nothing, normalize_over_ranks
 from rank_jobs import run_ranks
 
-from tutti.horovod.torch.sync_batch_norm import SyncBatchNorm
+from tutti.horovod.torch.collectives import SyncBatchNorm
 
 pytestmark = pytest.mark.ranks
 

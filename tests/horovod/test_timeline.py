@@ -8,8 +8,8 @@ import hvd_sets_work as work
 import pytest
 from rank_jobs import run_ranks
 
-from tutti.horovod.engine.messages import Request
-from tutti.horovod.engine.timeline import Timeline
+from tutti.horovod.engine.coordination import Timeline
+from tutti.horovod.engine.messages import TensorRequest
 
 pytestmark = pytest.mark.ranks
 
@@ -83,7 +83,7 @@ def test_a_timeline_that_cannot_be_written_does_not_stop_the_job() -> None:
 
 
 def test_what_began_before_the_file_does_not_end_in_it(tmp_path: Path) -> None:
-    timeline, request = Timeline(), Request("allreduce", "x", dtype="int8", shape=(2,))
+    timeline, request = Timeline(), TensorRequest("allreduce", "x", dtype="int8", shape=(2,))
     timeline.submitted([request], 0)
     timeline.stop()
     timeline.start(str(tmp_path / "a"), marks_cycles=False)

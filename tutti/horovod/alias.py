@@ -28,14 +28,14 @@ class Alias:
 
 HOROVOD_MODULES: dict[str, Alias] = {
     "horovod": Alias(("run.call",)),
-    "horovod._keras": Alias(("keras.optimizer", "keras.load")),
+    "horovod._keras": Alias(("keras.optimizer",)),
     "horovod._keras.callbacks": Alias(("keras.callbacks",)),
     "horovod._keras.elastic": Alias(("keras.elastic",)),
     "horovod.common": Alias(),
     "horovod.common.basics": Alias(("basics",)),
-    "horovod.common.elastic": Alias(("elastic.state",)),
+    "horovod.common.elastic": Alias(("elastic",)),
     "horovod.common.exceptions": Alias(("errors",)),
-    "horovod.common.process_sets": Alias(("process_sets", "basics")),
+    "horovod.common.process_sets": Alias(("basics",)),
     "horovod.common.util": Alias(("helpers", "basics")),
     "horovod.keras": Alias(("keras",), accepts_keras_2=True),
     "horovod.keras.callbacks": Alias(("keras.callbacks",)),
@@ -48,7 +48,7 @@ HOROVOD_MODULES: dict[str, Alias] = {
     "horovod.runner.util": Alias(),
     "horovod.runner.util.threads": Alias(("helpers",)),
     "horovod.tensorflow": Alias(("tensorflow",), accepts_keras_2=True),
-    "horovod.tensorflow.compression": Alias(("tensorflow.compression",)),
+    "horovod.tensorflow.compression": Alias(("gradients",)),
     "horovod.tensorflow.elastic": Alias(("tensorflow.elastic",)),
     "horovod.tensorflow.functions": Alias(("tensorflow.functions",)),
     "horovod.tensorflow.keras": Alias(("keras.of_tensorflow",), accepts_keras_2=True),
@@ -57,14 +57,14 @@ HOROVOD_MODULES: dict[str, Alias] = {
     "horovod.tensorflow.mpi_ops": Alias(("tensorflow.collectives", "tensorflow")),
     "horovod.tensorflow.util": Alias(("tensorflow",)),
     "horovod.torch": Alias(("torch",)),
-    "horovod.torch.compression": Alias(("torch.compression",)),
+    "horovod.torch.compression": Alias(("gradients",)),
     "horovod.torch.elastic": Alias(("torch.elastic",)),
     "horovod.torch.elastic.sampler": Alias(("torch.elastic",)),
     "horovod.torch.elastic.state": Alias(("torch.elastic",)),
     "horovod.torch.functions": Alias(("torch.functions",)),
     "horovod.torch.mpi_ops": Alias(("torch.ops", "torch.collectives", "torch")),
     "horovod.torch.optimizer": Alias(("torch.optimizer",)),
-    "horovod.torch.sync_batch_norm": Alias(("torch.sync_batch_norm",)),
+    "horovod.torch.sync_batch_norm": Alias(("torch.collectives",)),
 }
 
 
@@ -104,7 +104,7 @@ class HorovodFinder(MetaPathFinder, Loader):
         """Import the sources, which tell what has to be installed where a framework is missing."""
         _sources(module.__name__)
         if HOROVOD_MODULES[module.__name__].accepts_keras_2:
-            import_module(f"{_OURS}.keras.old_scripts").accept()
+            import_module(f"{_OURS}.keras.patches").accept_keras_2()
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return what `python -m` executes."""

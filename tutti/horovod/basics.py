@@ -1,10 +1,11 @@
-"""Start and end of a job, and who this rank is in it; the same for every framework."""
+"""Start and end of a job, this rank's place in it, and process sets; the same for every framework."""
 
 import atexit
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,39 +15,92 @@ import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
 from tutti.horovod.elastic.membership import close_group, is_driven, membership
-from tutti.horovod.engine.channel import Channel, Connections, LocalChannel, StoreChannel
+from tutti.horovod.engine.coordinator import wrong_members
 from tutti.horovod.engine.engine import Engine
 from tutti.horovod.engine.execute import Members, form
-from tutti.horovod.engine.messages import GLOBAL_SET
+from tutti.horovod.engine.messages import (
+    GLOBAL_SET,
+    Channel,
+    Connections,
+    Kind,
+    LocalChannel,
+    StoreChannel,
+    TensorRequest,
+)
 from tutti.horovod.errors import NOT_INITIALIZED, HorovodInternalError
-from tutti.horovod.process_sets import ProcessSet, check_static, make_global_set
-from tutti.horovod.settings import Settings, number, read_settings
+from tutti.horovod.settings import Settings, read_number, read_settings
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, join, release_tensors
 from tutti.ranks.placement import Placement
 
 
 @dataclass
-class Job:
+class HorovodJob:
     """A started job on one rank."""
 
     engine: Engine
     placement: Placement
-    sets: list[ProcessSet]  # without the global one
-    dynamic: bool  # sets may be added and removed
+    sets: list["ProcessSet"]  # without the global one
+    dynamic: bool  # process sets may be added and removed
 
 
 log = logging.getLogger("tutti.horovod")
-global_process_set = make_global_set()
-_job: Job | None = None
-_group: Group | None = None  # kept from one init to the next: torch can start it once
+_job: HorovodJob | None = None
+_group: Group | None = None  # kept from one init to the next: torch can start it only once
 _connections: Connections | None = None
-_broken = False  # torch's group is
+_broken = False  # the connections of torch's process group are
 _generation = 0
+_changing = threading.Lock()  # process sets change one at a time
+
+
+class ProcessSet:
+    """A subset of the ranks; it has a number once it is registered."""
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.mpi_comm = None
+        if isinstance(ranks_or_comm, range | list | tuple | set):
+            self.ranks: list[int] | None = sorted(set(ranks_or_comm))
+        else:  # an mpi4py communicator: its members by their ranks in the whole job
+            self.ranks = sorted(ranks_or_comm.allgather(_world_rank(ranks_or_comm)))
+
+    def size(self) -> int:
+        """Return the number of its ranks."""
+        return len(self._registered())
+
+    def rank(self) -> int:
+        """Return the index of this rank in the set."""
+        ranks = self._registered()
+        if rank() not in ranks:
+            raise ValueError(f"rank {rank()} is not in {self}: expected one of its ranks.")
+        return ranks.index(rank())
+
+    def included(self) -> bool:
+        """Return whether this rank is in the set."""
+        return rank() in self._registered()
+
+    def _registered(self) -> list[int]:
+        job()
+        if self.process_set_id is None or self.ranks is None:
+            raise ValueError(f"{self} is not registered. Give it to hvd.init(process_sets=...) or hvd.add_process_set.")
+        return self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+def _make_global_set() -> ProcessSet:
+    """Return the set of all ranks, whose ranks are known once a job is."""
+    everyone = ProcessSet([])
+    everyone.process_set_id, everyone.ranks = GLOBAL_SET, None
+    return everyone
+
+
+global_process_set = _make_global_set()
 
 
 def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the other ranks; a second call does nothing. Who they are is the launcher's word, not a communicator's."""
+    """Join the other ranks, which the launcher determines and not a communicator; a second call does nothing."""
     global _job, _group, _connections, _generation
     if _job is not None:
         return
@@ -59,16 +113,12 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         process_sets = None
     settings, runtime = read_settings(os.environ), _runtime(os.environ)
     _set_up_log(settings)
-    if is_driven():  # every job has other ranks, and a group of its own
+    if is_driven():  # every job has other ranks, and a process group of its own
         placement, _group = membership().join(runtime)
         atexit.register(_leave)
     else:
         placement = discover(os.environ)
-    if isinstance(comm, list | tuple) and sorted(comm) != list(range(placement.world_size)):
-        raise NotImplementedError(
-            f"comm={list(comm)} of {placement.world_size} ranks: a job of some of the ranks is not there yet. "
-            "Leave comm out, and give hvd.ProcessSet(ranks) to hvd.init(process_sets=[...])."
-        )
+    _check_comm(comm, placement.world_size)
     if _group is None:
         _group = join(placement, runtime)
         atexit.register(_leave)
@@ -83,14 +133,10 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         check_static(static, size)
     except ValueError as error:
         problem, static = error, []
-    global_process_set.ranks = list(range(size))
-    sets = {GLOBAL_SET: Members(tuple(range(size)), rank, None)}
-    for place, each in enumerate(static, start=1):
-        sets[place] = form(tuple(each.ranks or ()), rank)
-        each.process_set_id = place
+    sets = _register(static, size, rank)
     if not is_driven():
-        _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, who says nothing is taken for dead
-    _job = Job(Engine(rank, size, channel, sets, settings), placement, static, settings.dynamic_sets)
+        _group.barrier("hvd.init()", runtime.start_timeout_seconds)  # from now on, a silent rank counts as dead
+    _job = HorovodJob(Engine(rank, size, channel, sets, settings), placement, static, settings.dynamic_sets)
     _generation += 1
     log.info("rank %d of %d is ready on host %s", rank, size, platform.node())
     if is_driven():
@@ -99,15 +145,33 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
         raise problem
 
 
+def _check_comm(comm: Any, size: int) -> None:
+    if isinstance(comm, list | tuple) and sorted(comm) != list(range(size)):
+        raise NotImplementedError(
+            f"comm={list(comm)} of {size} ranks: a job of some of the ranks is not supported. "
+            "Leave comm out, and give hvd.ProcessSet(ranks) to hvd.init(process_sets=[...])."
+        )
+
+
+def _register(static: Sequence[ProcessSet], size: int, rank: int) -> dict[int, Members]:
+    """Give numbers to the process sets of a new job, and return their members by number; every rank must enter."""
+    global_process_set.ranks = list(range(size))
+    sets = {GLOBAL_SET: Members(tuple(range(size)), rank, None)}
+    for number, process_set in enumerate(static, start=1):
+        sets[number] = form(tuple(process_set.ranks or ()), rank)
+        process_set.process_set_id = number
+    return sets
+
+
 def joined() -> Group:
-    """The ranks that have met, with the store at which they have."""
+    """Return torch's process group of the job, with its store."""
     if _group is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        raise ValueError(NOT_INITIALIZED)
     return _group
 
 
 def shutdown() -> None:
-    """End the job on all ranks; safe when there is none."""
+    """End the job on all ranks; it is safe to call without a job."""
     global _job, _group, _connections, _broken, _generation
     if _job is None:
         return
@@ -116,11 +180,11 @@ def shutdown() -> None:
     release_tensors()
     _broken = ended.engine.failed
     if whole and not _broken:
-        for place, members in ended.engine.sets.items():
-            if place != GLOBAL_SET and members.place >= 0:
+        for number, members in ended.engine.sets.items():
+            if number != GLOBAL_SET and members.place >= 0:
                 dist.destroy_process_group(members.group)
     else:
-        _connections = None  # a thread may still wait there
+        _connections = None  # a thread may still wait on them
     for each in ended.sets:
         each.process_set_id = None
     global_process_set.ranks = None
@@ -129,8 +193,68 @@ def shutdown() -> None:
         _group, _connections, _broken, _generation = None, None, False, 0
 
 
+def add_process_set(process_set: Any) -> ProcessSet:
+    """Register a process set, or one of the given ranks, while the job runs; collective over all ranks."""
+    current = _dynamic_job()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    with _changing:
+        ranks = tuple(added.ranks or ())
+        problem = wrong_members(ranks, [members.ranks for members in current.engine.sets.values()], size())
+        try:
+            added.process_set_id = _change("add_set", ranks)
+        except HorovodInternalError as error:
+            if problem:  # all ranks have waited for each other, and all raise it
+                raise ValueError(problem) from error
+            raise
+        current.sets.append(added)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a process set while the job runs, and return whether it was registered; collective over all ranks."""
+    if process_set not in job().sets:
+        return False
+    current = _dynamic_job()
+    with _changing:
+        _change("remove_set", tuple(process_set.ranks or ()))
+        current.sets.remove(process_set)
+        process_set.process_set_id = None
+    return True
+
+
+def _dynamic_job() -> HorovodJob:
+    if not job().dynamic:
+        raise ValueError(
+            "Process sets cannot change in this job. Start it with hvd.init(process_sets='dynamic') or "
+            "HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks."
+        )
+    return job()
+
+
+def _change(kind: Kind, ranks: tuple[int, ...]) -> int:
+    """Make all ranks agree on a change, and return the number of the process set."""
+    return engine().agree(TensorRequest(kind, "change", members=ranks)).set_number
+
+
+def check_static(sets: Iterable[ProcessSet], size: int) -> None:
+    """Raise ValueError for process sets that occur twice, or have ranks outside the job."""
+    seen = {tuple(range(size))}
+    for each in sets:
+        ranks = tuple(each.ranks or ())
+        problem = wrong_members(ranks, seen, size)
+        if problem:
+            raise ValueError(problem)
+        seen.add(ranks)
+
+
+def _world_rank(comm: Any) -> int:
+    from mpi4py import MPI  # pyright: ignore[reportMissingImports]
+
+    return MPI.COMM_WORLD.Get_rank()
+
+
 def _set_up_log(settings: Settings) -> None:
-    """Have messages of the level that was asked for on standard error, unless the script has a handler for them."""
+    """Print log messages of the requested level to standard error, unless the script has a handler for them."""
     if settings.log_level:
         log.setLevel(settings.log_level)
         if not log.hasHandlers():
@@ -138,7 +262,7 @@ def _set_up_log(settings: Settings) -> None:
 
 
 def _leave() -> None:
-    """At the end of the process: the job, and torch's group with it, so that nothing of it lives on as Python ends."""
+    """End the job and torch's process group at the exit of the process, before Python's own finalization."""
     whole = _job is None or not _job.engine.failed
     shutdown()
     if whole and not _broken and dist.is_initialized():
@@ -146,15 +270,15 @@ def _leave() -> None:
             dist.destroy_process_group()
 
 
-def job() -> Job:
-    """The job, or Horovod's error where there is none."""
+def job() -> HorovodJob:
+    """Return the job, or raise Horovod's error where there is none."""
     if _job is None:
         raise ValueError(NOT_INITIALIZED)
     return _job
 
 
 def engine() -> Engine:
-    """The engine for an operation."""
+    """Return the engine of the job."""
     if _job is None:
         raise HorovodInternalError(NOT_INITIALIZED)
     return _job.engine
@@ -181,12 +305,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """The number of this rank's host."""
+    """Return the index of this rank's host."""
     return job().placement.node_rank
 
 
 def cross_size() -> int:
-    """How many hosts there are, as far as ranks are spread evenly."""
+    """Return the number of hosts, if all have equally many ranks."""
     placement = job().placement
     return -(-placement.world_size // placement.local_size)
 
@@ -201,7 +325,7 @@ def mpi_threads_supported() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write what happens to each tensor to a file; rank 0 does it."""
+    """Start to write the timeline of operations to a file; only rank 0 writes."""
     engine = job().engine
     if not os.environ.get("HOROVOD_TIMELINE"):
         raise ValueError("start_timeline needs HOROVOD_TIMELINE. Set it to DYNAMIC before the job starts.")
@@ -213,7 +337,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """End the file of the timeline, if there is one."""
+    """Close the file of the timeline, if there is one."""
     job().engine.timeline.stop()
 
 
@@ -230,7 +354,7 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code, or 0 where torch has none."""
+    """Return the version code of NCCL, or 0 where torch does not have it."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]  # pyright: ignore[reportAttributeAccessIssue]
@@ -266,4 +390,4 @@ def sycl_built() -> bool:
 
 
 def _runtime(env: Mapping[str, str]) -> RuntimeConfig:
-    return RuntimeConfig(start_timeout_seconds=number(env, "START_TIMEOUT", 0.0) or 300.0)
+    return RuntimeConfig(start_timeout_seconds=read_number(env, "START_TIMEOUT", 0.0) or 300.0)

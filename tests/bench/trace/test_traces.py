@@ -17,8 +17,8 @@ from tutti.bench.trace.steps import Asked, parse_steps
 from tutti.bench.trace.summary import RankSummary, arrivals, summarise
 from tutti.bench.trace.text import write_summary
 from tutti.errors import ConfigError
-from tutti.horovod.engine.messages import Request
-from tutti.horovod.engine.timeline import Timeline
+from tutti.horovod.engine.coordination import Timeline
+from tutti.horovod.engine.messages import TensorRequest
 
 BASE = 1_700_000_000_000_000_000
 ONE_CLOCK = Clock(0, 0, 0)
@@ -301,8 +301,8 @@ def test_steps_beyond_the_end_of_a_recipe_are_refused() -> None:
 def horovod_timeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tensors of which rank 1 is late for both together, and then rank 0 for one."""
     now = 0.0
-    monkeypatch.setattr("tutti.horovod.engine.timeline.time.monotonic", lambda: now)
-    first, second = (Request("allreduce", name, dtype="float32", shape=(4,)) for name in ("grad.a", "grad.b"))
+    monkeypatch.setattr("tutti.horovod.engine.coordination.time.monotonic", lambda: now)
+    first, second = (TensorRequest("allreduce", name, dtype="float32", shape=(4,)) for name in ("grad.a", "grad.b"))
     timeline = Timeline()
     timeline.start(str(path), marks_cycles=True)
     now = 1.0

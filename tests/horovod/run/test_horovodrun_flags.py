@@ -11,7 +11,7 @@ from prepared import PYTHON
 
 from tutti.errors import ConfigError, LaunchError
 from tutti.horovod.run import arguments
-from tutti.horovod.run.mpirun import mpirun_command
+from tutti.horovod.run.command import mpirun_command
 from tutti.horovod.run.static_job import rank_environment
 from tutti.launch.hosts import Host, assign_slots, is_local, parse_hosts, read_hostfile
 

@@ -1,1 +1,156 @@
-"""Elastic training without a framework: the state to keep, the loop that goes on, the line to the driver."""
+"""Elastic training without a framework: the state that is committed and restored, and the loop that restarts."""
+
+import copy
+import functools
+import queue
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tutti.errors import TuttiError
+from tutti.horovod.elastic.membership import is_driven, membership
+from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # what has happened to the hosts; 3 is both
+
+BroadcastObject = Callable[[Any], Any]
+
+
+class State:
+    """Something that can be saved in memory, restored, and made the same on all ranks."""
+
+    def __init__(self, bcast_object: BroadcastObject, get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.commits = 0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Have functions called after each reset, when the number of ranks may be another."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """After a reset: fit what depends on the number of ranks."""
+        self._host_messages = queue.SimpleQueue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int = ADDED) -> None:
+        """Note that hosts have come or gone; the next check tells all ranks."""
+        self._host_messages.put(update_res)
+
+    def commit(self) -> None:
+        """Save, and leave for a reset if hosts have come or gone."""
+        self.save()
+        self.commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks together, if rank 0 knows of other hosts."""
+        update = NO_UPDATE
+        while not self._host_messages.empty():
+            update |= self._host_messages.get()
+        if is_driven() and (news := membership().hosts_changed()) is not None:
+            update |= REMOVED if news.skip_sync else ADDED
+        update = self._bcast_object(update)
+        if update != NO_UPDATE:
+            raise HostsUpdatedInterrupt(update == REMOVED)
+
+    def save(self) -> None:
+        """Keep a copy in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Take over what rank 0 has; every rank must enter."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Fit what depends on the number of ranks."""
+
+
+class ObjectState(State):
+    """A state of plain attributes, each a value that can be copied and pickled."""
+
+    if TYPE_CHECKING:  # what they are called is known where one is made
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, bcast_object: BroadcastObject, get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._names = list(kwargs)
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._saved_state = copy.deepcopy(kwargs)
+
+    def save(self) -> None:
+        self._saved_state = copy.deepcopy({name: getattr(self, name) for name in self._names})
+
+    def restore(self) -> None:
+        for name, value in copy.deepcopy(self._saved_state).items():
+            setattr(self, name, value)
+
+    def sync(self) -> None:
+        if not self._names:
+            return
+        ObjectState.save(self)  # what rank 0 has, not what it last saved
+        self._saved_state = self._bcast_object(self._saved_state)
+        ObjectState.restore(self)
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """A function of a state that goes on from the last commit when ranks die, and with the hosts that there are."""
+
+    @functools.wraps(func)
+    def run(state: State, *args: Any, **kwargs: Any) -> Any:
+        skip_sync = False
+        resets, commits = 0, -1
+        while True:
+            try:
+                if resets:
+                    state.on_reset()
+                if not skip_sync:
+                    state.sync()
+                    _note_state()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError as error:
+                if not is_driven() and state.commits == commits:
+                    raise _hopeless(error, "A reset did not help") from error
+                commits = state.commits
+                state.restore()
+                skip_sync = _reset(reset, error, False)
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = _reset(reset, interrupt, interrupt.skip_sync)
+            resets += 1
+
+    return run
+
+
+def _reset(reset: Callable[[], None], why: Exception, skip_sync: bool) -> bool:
+    """Start the job again; whether all ranks have the same state, which the driver knows best."""
+    if is_driven():
+        membership().wish_to_skip_sync(skip_sync)
+        reset()
+        return membership().place.skip_sync
+    try:
+        reset()
+    except (TuttiError, RuntimeError) as failure:
+        raise _hopeless(why, f"The job could not be started again ({failure})") from failure
+    return skip_sync
+
+
+def _hopeless(error: Exception, why: str) -> HorovodInternalError:
+    return HorovodInternalError(
+        f"{error} {why}, and no elastic driver is there to replace ranks. "
+        "Start the job with horovodrun --min-np N, or start all ranks again."
+    )
+
+
+def _note_state() -> None:
+    """From now on this rank may be the one whose state the others take over."""
+    if is_driven():
+        membership().has_state = True

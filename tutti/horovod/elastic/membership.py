@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
-from tutti.horovod.engine.channel import Channel, ChannelClosed, StoreChannel
+from tutti.horovod.engine.messages import Channel, ChannelClosed, StoreChannel
 from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.run.messages import ADDRESS_VARIABLE, ASKS, WORKER_VARIABLE, Ask, News, Place, news_key, place_key
 from tutti.ranks.group import Group, join

@@ -9,8 +9,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tutti.horovod.engine.messages import GLOBAL_SET, OP_NAMES, SET_CHANGES, UNNAMED, Key, Message, Request, Response
-from tutti.horovod.process_sets import wrong_members
+from tutti.horovod.engine.messages import (
+    GLOBAL_SET,
+    OP_NAMES,
+    SET_CHANGES,
+    UNNAMED,
+    Key,
+    Message,
+    Response,
+    TensorRequest,
+)
 
 _MOST = 256
 
@@ -87,9 +95,9 @@ _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "ui
 class Waiting:
     """An operation that some ranks have submitted."""
 
-    first: Request
+    first: TensorRequest
     since: float
-    requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, TensorRequest] = field(default_factory=dict)
     warned: bool = False
 
     @property
@@ -107,8 +115,8 @@ class Coordinator:
         self._fusion_bytes = fusion_bytes
         self._capacity = capacity
         self._waiting: dict[Key, Waiting] = {}
-        self._known: dict[int, Request] = {}
-        self._numbers: dict[Request, int] = {}
+        self._known: dict[int, TensorRequest] = {}
+        self._numbers: dict[TensorRequest, int] = {}
         self._fresh = itertools.count()  # numbers that no request has had
         self._joined: list[int] = []  # in the order in which they came
         self._repeats = Repeats(size)
@@ -123,7 +131,7 @@ class Coordinator:
             self._note(early, when)
         self._note(message, now)
 
-    def requests(self, message: Message) -> list[Request]:
+    def requests(self, message: Message) -> list[TensorRequest]:
         """What a rank has submitted, in full; what is of a process set that is gone has failed there."""
         known = (self._known[number] for number in message.known if number in self._known)
         return [request for request in (*message.requests, *known) if request.process_set in self.sets]
@@ -246,14 +254,14 @@ class Coordinator:
             return f"{name}: {reference.kind} of tensors without dimensions: expected at least one, which counts rows."
         return self._wrong_change(reference) if reference.kind in SET_CHANGES else ""
 
-    def _wrong_change(self, request: Request) -> str:
+    def _wrong_change(self, request: TensorRequest) -> str:
         """Why a process set cannot be added or removed."""
         if request.kind == "remove_set":
             there = request.members in self.sets.values() and request.members != self.sets[GLOBAL_SET]
             return "" if there else f"There is no process set with ranks {list(request.members)} that can be removed."
         return wrong_members(request.members, self.sets.values(), self._size)
 
-    def _change_sets(self, request: Request) -> Response:
+    def _change_sets(self, request: TensorRequest) -> Response:
         """Add or remove a set; the number of one that is gone is free again, and nobody knows its requests any more."""
         if request.kind == "add_set":
             number = next(number for number in itertools.count(GLOBAL_SET + 1) if number not in self.sets)
@@ -267,7 +275,7 @@ class Coordinator:
             self._repeats.forget()
         return Response(request.kind, GLOBAL_SET, (request,), set_number=number)
 
-    def _number(self, request: Request) -> int:
+    def _number(self, request: TensorRequest) -> int:
         """The number of a request that will come again, or -1."""
         if request.kind not in _CACHED or request.name.startswith(UNNAMED):
             return -1
@@ -317,20 +325,20 @@ def _groups(waiting: Waiting) -> set[str]:
     return {_group(request) for request in waiting.requests.values()}
 
 
-def _group(request: Request) -> str:
+def _group(request: TensorRequest) -> str:
     """A group has another name for each number of tensors."""
     if not request.group:
         return ""
     return f"{request.process_set}.{request.kind}.{request.group} of {request.group_size}"
 
 
-def _travels_with(request: Request) -> tuple[object, ...]:
+def _travels_with(request: TensorRequest) -> tuple[object, ...]:
     """What all-reduces in one message have in common; one of several tensors is a message already."""
     own = request.name if request.parts else ""
     return own, request.process_set, request.dtype, request.device, request.op, request.prescale, request.postscale
 
 
-def _compared(one: Request, other: Request) -> Iterable[tuple[str, object, object]]:
+def _compared(one: TensorRequest, other: TensorRequest) -> Iterable[tuple[str, object, object]]:
     """What must agree between two ranks, in the order in which it is told."""
     yield "operations", one.kind, other.kind
     yield "data types", one.dtype, other.dtype
@@ -359,9 +367,18 @@ def _merged(responses: list[Response]) -> Response:
     return Response(first.kind, first.process_set, requests, numbers, joined=first.joined)
 
 
-def _bytes(request: Request) -> int:
+def _bytes(request: TensorRequest) -> int:
     return math.prod(request.shape) * _BYTES.get(request.dtype, 4)
 
 
 def _listed(ranks: Iterable[int]) -> str:
     return "[" + ", ".join(map(str, sorted(ranks))) + "]"
+
+
+def wrong_members(ranks: tuple[int, ...], there: Iterable[tuple[int, ...]], size: int) -> str:
+    """Return why ranks cannot form a new process set, or an empty string."""
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        return f"A process set with ranks {list(ranks)}: expected ranks from 0 to {size - 1}, at least one."
+    if ranks in there:
+        return f"A process set with ranks {list(ranks)} exists already."
+    return ""

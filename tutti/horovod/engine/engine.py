@@ -14,11 +14,18 @@ from typing import Any
 
 import torch
 
-from tutti.horovod.engine.channel import Channel, ChannelClosed
-from tutti.horovod.engine.coordination import Coordination
-from tutti.horovod.engine.execute import Members, Work, abort, carry_out, dissolve, form, release
-from tutti.horovod.engine.messages import SET_CHANGES, UNNAMED, Key, Message, Request, Response
-from tutti.horovod.engine.timeline import Timeline
+from tutti.horovod.engine.coordination import Coordination, Timeline
+from tutti.horovod.engine.execute import Members, OperationTensors, abort, carry_out, dissolve, form, release
+from tutti.horovod.engine.messages import (
+    SET_CHANGES,
+    UNNAMED,
+    Channel,
+    ChannelClosed,
+    Key,
+    Message,
+    Response,
+    TensorRequest,
+)
 from tutti.horovod.errors import SHUT_DOWN, HorovodInternalError
 from tutti.horovod.settings import Settings
 
@@ -34,8 +41,8 @@ log = logging.getLogger("tutti.horovod")
 class Pending:
     """An operation between its submission and the moment its result is taken."""
 
-    request: Request
-    work: Work
+    request: TensorRequest
+    work: OperationTensors
     engine: "Engine"
     ready: torch.cuda.Event | None = None  # when the GPU has made what goes in
     done: bool = False
@@ -45,7 +52,7 @@ class Pending:
     set_number: int = -1
     given: Any = None  # what the caller knows the output as
 
-    def result(self) -> Work:
+    def result(self) -> OperationTensors:
         """Wait for the end; on a GPU the stream of the caller waits, not the caller."""
         if not self.done:
             self.engine.wait_for(self)
@@ -64,10 +71,10 @@ class Engine:
         self._channel = channel
         self._settings = settings
         self._table: dict[Key, Pending] = {}
-        self._outbox: list[Request] = []
+        self._outbox: list[TensorRequest] = []
         self._gathered = 0  # bytes of what is there
-        self._numbers: dict[Request, int] = {}
-        self._requests: dict[int, Request] = {}  # by their numbers
+        self._numbers: dict[TensorRequest, int] = {}
+        self._requests: dict[int, TensorRequest] = {}  # by their numbers
         self._urgent = False  # what is there must be told now
         self._waits = False  # somebody here has waited for a while, and the coordinator does not know
         self._awaited = False  # somebody on another rank waits for what was not told here
@@ -95,7 +102,7 @@ class Engine:
         """How much travels in one message at most."""
         return self._settings.fusion_bytes
 
-    def submit(self, *operations: tuple[Request, Work]) -> list[Pending]:
+    def submit(self, *operations: tuple[TensorRequest, OperationTensors]) -> list[Pending]:
         """Submit operations together; a name that is in flight already is refused, and nothing is submitted then."""
         with self._changed:
             if self._ended:
@@ -119,9 +126,9 @@ class Engine:
                 self._changed.notify()
         return pending
 
-    def agree(self, request: Request) -> Pending:
+    def agree(self, request: TensorRequest) -> Pending:
         """Submit what has no data, and wait for it."""
-        (pending,) = self.submit((request, Work(torch.empty(0), None)))
+        (pending,) = self.submit((request, OperationTensors(torch.empty(0), None)))
         pending.result()
         return pending
 
@@ -327,5 +334,5 @@ class Engine:
             self._lose(error)
 
 
-def _recorded(work: Work) -> torch.cuda.Event | None:
+def _recorded(work: OperationTensors) -> torch.cuda.Event | None:
     return torch.cuda.current_stream().record_event() if work.tensor.is_cuda else None  # pyright: ignore[reportReturnType]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._utils import _unflatten_dense_tensors
 
-from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Request, Response
+from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Response, TensorRequest
 
 CHUNK = 1 << 16  # numbers that are made double at once: they stay in the cache
 
@@ -82,7 +82,7 @@ DTYPES = {
 
 
 @dataclass
-class Work:
+class OperationTensors:
     """A rank's tensors for one operation: what goes in, where the result goes, and what else comes back."""
 
     tensor: torch.Tensor
@@ -118,7 +118,7 @@ def dissolve(members: Members) -> None:
         dist.destroy_process_group(members.group)
 
 
-def carry_out(response: Response, works: Sequence[Work | None], members: Members) -> None:
+def carry_out(response: Response, works: Sequence[OperationTensors | None], members: Members) -> None:
     """Do what a response says; a rank that has joined has no work of its own and lends zeros."""
     for work in works:
         if work is not None and work.filled is not None:
@@ -146,7 +146,7 @@ def abort(members: Members) -> None:
         dist.destroy_process_group(group)
 
 
-def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], members: Members) -> None:
+def _allreduce(requests: Sequence[TensorRequest], works: Sequence[OperationTensors | None], members: Members) -> None:
     """One message for all of them: side by side in a buffer, unless there is only one."""
     first = requests[0]
     single = works[0] if len(works) == 1 else None
@@ -170,7 +170,7 @@ def _allreduce(requests: Sequence[Request], works: Sequence[Work | None], member
         _take_out(buffer, outputs, factor)
 
 
-def _reduce(buffer: torch.Tensor, request: Request, members: Members, sizes: list[int]) -> float:
+def _reduce(buffer: torch.Tensor, request: TensorRequest, members: Members, sizes: list[int]) -> float:
     """Reduce over ranks; what remains to be multiplied by."""
     scale(buffer, request.prescale)
     if request.op == ADASUM:
@@ -215,7 +215,7 @@ def scale(buffer: torch.Tensor, factor: float) -> None:
         buffer.mul_(factor)
 
 
-def _allgather(work: Work, rows: Sequence[int], members: Members) -> None:
+def _allgather(work: OperationTensors, rows: Sequence[int], members: Members) -> None:
     """First dimensions may differ: short ones travel filled up to the longest."""
     inner = work.tensor.shape[1:]
     most = max(rows)
@@ -230,7 +230,7 @@ def _allgather(work: Work, rows: Sequence[int], members: Members) -> None:
     work.output = torch.cat(parts) if parts else whole
 
 
-def _broadcast(request: Request, work: Work, members: Members) -> None:
+def _broadcast(request: TensorRequest, work: OperationTensors, members: Members) -> None:
     assert work.output is not None
     if work.output is not work.tensor:
         work.output.copy_(work.tensor)
@@ -238,7 +238,7 @@ def _broadcast(request: Request, work: Work, members: Members) -> None:
         dist.broadcast(_as_bytes(work.output), request.root, members.group)
 
 
-def _alltoall(work: Work, splits: Sequence[int], members: Members) -> None:
+def _alltoall(work: OperationTensors, splits: Sequence[int], members: Members) -> None:
     """Rows for each rank; the table of all ranks' splits came with the grant."""
     size, place = members.size, members.place
     sent = splits[place * size : (place + 1) * size]
@@ -254,7 +254,7 @@ def _alltoall(work: Work, splits: Sequence[int], members: Members) -> None:
     dist.all_to_all_single(_as_bytes(work.output), _as_bytes(tensor), *parts, group=members.group)
 
 
-def _reducescatter(request: Request, work: Work, members: Members) -> None:
+def _reducescatter(request: TensorRequest, work: OperationTensors, members: Members) -> None:
     """The first ranks get one more row where rows do not divide."""
     whole = work.tensor.clone(memory_format=torch.contiguous_format)
     scale(whole.view(-1), _reduce(whole.view(-1), request, members, [whole.numel()]))
@@ -273,6 +273,6 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _device(request: Request, works: Sequence[Work | None]) -> torch.device:
+def _device(request: TensorRequest, works: Sequence[OperationTensors | None]) -> torch.device:
     tensors = [work.tensor for work in works if work is not None]
     return tensors[0].device if tensors else torch.device(request.device)

@@ -5,6 +5,7 @@
 from typing import Any
 
 from tutti.horovod.basics import (
+    ProcessSet,
     ccl_built,
     cross_rank,
     cross_size,
@@ -28,21 +29,18 @@ from tutti.horovod.basics import (
     stop_timeline,
     sycl_built,
 )
+from tutti.horovod.gradients import Compression, trained_in
 from tutti.horovod.keras import callbacks, elastic
-from tutti.horovod.keras.collectives import (
+from tutti.horovod.keras.backends import (
     allgather,
     broadcast,
     broadcast_global_variables,
+    keras_alone,
     reduce_value,
     reducescatter,
 )
-from tutti.horovod.keras.compression import Compression
-from tutti.horovod.keras.distribution import Options
-from tutti.horovod.keras.load import keras_alone, load
-from tutti.horovod.keras.optimizer import distribute
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.keras.optimizer import Options, distribute, load
 from tutti.horovod.torch.ops import Adasum, Average, Sum, init, shutdown
-from tutti.horovod.variables import trained_in
 
 
 def DistributedOptimizer(

@@ -7,12 +7,11 @@ import torch
 
 from tutti.errors import ConfigError
 from tutti.horovod import basics
-from tutti.horovod.keras.backends import backend_of
-from tutti.horovod.keras.load import keras_alone
+from tutti.horovod.gradients import identity, variables_of
+from tutti.horovod.keras.backends import backend_of, keras_alone
 from tutti.horovod.keras.patches import switch_off_jit
 from tutti.horovod.torch.collectives import allreduce
 from tutti.horovod.torch.functions import allgather_object
-from tutti.horovod.variables import identity, variables_of
 
 
 def correct(optimizer: Any, new_rate: float, old_rate: float) -> Callable[[], None] | None:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tutti.horovod import basics
-from tutti.horovod.elastic.state import ObjectState, run_fn
+from tutti.horovod.elastic import ObjectState, run_fn
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tutti.horovod.gradients import variables_of
 from tutti.horovod.keras.backends import backend_of
 from tutti.horovod.keras.callbacks import RankCallback
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.functions import broadcast_object
-from tutti.horovod.variables import variables_of
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 

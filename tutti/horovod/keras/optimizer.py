@@ -1,19 +1,106 @@
-"""What a distributed optimizer knows about ranks: how gradients are reduced, and those that wait for more passes."""
+"""Optimizers of Keras whose gradients are reduced over ranks, and saved models that are loaded with one."""
 
+import itertools
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
 from typing import Any
 
-from tutti.horovod.keras import legacy, patches
-from tutti.horovod.keras.backends import backend_of, is_legacy
-from tutti.horovod.keras.distribution import Distribution, Options
-from tutti.horovod.variables import identity
+from tutti.errors import ConfigError
+from tutti.horovod.basics import ProcessSet, global_process_set
+from tutti.horovod.engine.messages import AVERAGE, SUM
+from tutti.horovod.gradients import Compression, check_groups, identity, variables_of
+from tutti.horovod.keras import patches
+from tutti.horovod.keras.backends import Backend, backend_of, is_legacy
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user has asked for."""
+
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    op: int = AVERAGE
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    num_groups: int = 0
+    groups: Any = None  # a word on what travels together; all gradients of a step do
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if self.op not in (AVERAGE, SUM):
+            raise ValueError(f"op={self.op} is not supported with Keras: expected hvd.Average or hvd.Sum.")
+        if self.gradient_predivide_factor != 1.0 and self.op != AVERAGE:
+            raise ValueError(
+                f"gradient_predivide_factor={self.gradient_predivide_factor} not supported with op != Average. "
+                "Leave it out, or use op=hvd.Average."
+            )
+        if self.backward_passes_per_step <= 0:
+            raise ValueError(f"backward_passes_per_step={self.backward_passes_per_step} must be > 0")
+        if self.num_groups != 0:
+            warnings.warn(
+                "Parameter `num_groups` has been replaced by `groups` and will be removed",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+        check_groups(self.groups if self.groups is not None else self.num_groups or None)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank has others to reduce with, or may have them after a reset."""
+        alone = self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+        return self.process_set.included() and not alone
+
+    @property
+    def local_factor(self) -> float:
+        """By which a gradient that is this rank's own counts."""
+        return 1.0 / self.process_set.size() if self.scale_local_gradients and self.is_active else 1.0
+
+
+class Distribution:
+    """The state of one distributed optimizer; `counter` is how many passes wait for a step."""
+
+    def __init__(self, options: Options, backend: Backend) -> None:
+        self.options, self.backend = options, backend
+        self.local_variables: set[int] = set()
+        self.counter: Any = 0
+        self.sums: list[Any] = []  # of the gradients that wait
+        self.buffers: list[Any] = []  # in which they travel
+        self.passes_on = False  # while the optimizer's own class works on gradients that are reduced already
+
+    @cached_property
+    def name(self) -> str:
+        """Given when it reduces for the first time: an optimizer that one rank has for itself must not count."""
+        return f"DistributedOptimizer_{next(_numbers)}"
+
+    def exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Whether a step is due, and the gradients for it; every rank of the set must enter."""
+        places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        are_local = [identity(variables[place]) in self.local_variables for place in places]
+        due, found = self.backend.exchange(self, [gradients[place] for place in places], are_local)
+        reduced: list[Any] = [None] * len(gradients)
+        for place, gradient in zip(places, found, strict=True):
+            reduced[place] = gradient
+        return due, reduced
+
+    @property
+    def accumulates(self) -> bool:
+        return self.options.backward_passes_per_step > 1
 
 
 def distribute(optimizer: Any, options: Options, name: str | None = None) -> Any:
     """An optimizer of the same class, with the same settings and state, that is distributed."""
-    if isinstance(optimizer, Distributed | legacy.Distributed):
+    if patches.is_distributed(optimizer):
         raise ValueError(f"{type(optimizer).__name__} is distributed already: expected the optimizer it was made from.")
     if is_legacy(optimizer):
-        return legacy.distribute(optimizer, options, name)
+        return _distribute_keras_2(optimizer, options, name)
     if not hasattr(optimizer, "stateless_apply"):
         raise ValueError(
             f"optimizer={optimizer!r}: expected an optimizer of Keras. Write for example keras.optimizers.Adam(0.001)."
@@ -26,7 +113,7 @@ def distribute(optimizer: Any, options: Options, name: str | None = None) -> Any
     patches.apply()
     kind = type(optimizer)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_options": options}
-    made = _remade(optimizer, type(kind.__name__, (Distributed, kind), own), name)
+    made = _remade(optimizer, type(kind.__name__, (_DistributedKeras3Optimizer, kind), own), name)
     if optimizer.built and optimizer._trainable_variables:
         made.build(optimizer._trainable_variables)
         for variable, value in zip(made.variables, optimizer.variables, strict=True):
@@ -34,20 +121,10 @@ def distribute(optimizer: Any, options: Options, name: str | None = None) -> Any
     return made
 
 
-class CallableList(list):
-    """A list that old programs call."""
-
-    def __call__(self) -> "CallableList":
-        return self
-
-
-class Distributed:
-    """What is put in front of an optimizer's own class."""
+class _DistributedKerasOptimizer:
+    """What is put before the own class of an optimizer of any version of Keras."""
 
     _options: Options
-    _trainable_variables: list[Any]
-    built: bool
-    build: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,14 +134,22 @@ class Distributed:
     def _agg_helper(self) -> Distribution:
         return self._distribution
 
-    @property
-    def variables(self) -> CallableList:
-        """The optimizer's variables, as an attribute and as a call."""
-        return CallableList(super().variables)  # pyright: ignore[reportAttributeAccessIssue]
-
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable to this rank."""
+        """Keep the gradient of a variable local to this rank."""
         self._distribution.local_variables.add(identity(var))
+
+
+class _DistributedKeras3Optimizer(_DistributedKerasOptimizer):
+    """What is put in front of an optimizer's own class."""
+
+    _trainable_variables: list[Any]
+    built: bool
+    build: Any
+
+    @property
+    def variables(self) -> patches.CallableList:
+        """The optimizer's variables, as an attribute and as a call."""
+        return patches.CallableList(super().variables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce the gradients, and let the wrapped class make its step if one is due."""
@@ -122,3 +207,112 @@ def _remade(optimizer: Any, kind: Any, name: str | None) -> Any:
         if key.startswith("_exclude_from_weight_decay"):
             setattr(made, key, value)
     return made
+
+
+def _distribute_keras_2(optimizer: Any, options: Options, name: str | None = None) -> Any:
+    """An optimizer of the same class, with the same settings and state, that is distributed."""
+    kind = type(optimizer)
+    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_options": options}
+    way = _DistributedLegacyOptimizer if hasattr(optimizer, "_create_all_weights") else _DistributedKeras2Optimizer
+    config = optimizer.get_config()
+    if name is not None:
+        config["name"] = name
+    wrapped: Any = type(kind.__name__, (way, kind), own)
+    made = wrapped.from_config(config)
+    # It does not know the variables it was built for, so that its state waits until it is told them.
+    made._inherited = [variable.numpy() for variable in variables_of(optimizer)]
+    return made
+
+
+class _DistributedKeras2Optimizer(_DistributedKerasOptimizer):
+    """In front of an optimizer of the kind that came with Keras 2.11."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._inherited: list[Any] = []
+
+    def build(self, var_list: Any) -> Any:
+        """Make the state, and take over what the optimizer had that this one was made from."""
+        answer = super().build(var_list)  # pyright: ignore[reportAttributeAccessIssue]
+        self._inherit()
+        return answer
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Pairs of gradients, reduced over ranks, and variables."""
+        return self._reduced(super().compute_gradients(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        return self.compute_gradients(loss, var_list, tape)
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let the wrapped class make its step, if one is due."""
+        step, own, pairs = super().apply_gradients, self._distribution, list(grads_and_vars)  # pyright: ignore[reportAttributeAccessIssue]
+        if not own.accumulates or not own.sums:
+            return step(pairs, *args, **kwargs)
+        iterations = self.iterations  # pyright: ignore[reportAttributeAccessIssue]
+        return own.backend.choose(
+            own.counter.read_value() == 0, lambda: step(pairs, *args, **kwargs), lambda: iterations.assign_add(1)
+        )
+
+    def _inherit(self) -> None:
+        values, self._inherited = self._inherited, []
+        variables = variables_of(self)
+        if len(values) == len(variables):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _reduced(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        pairs = list(pairs)
+        variables = [variable for _, variable in pairs]
+        _, reduced = self._distribution.exchange([gradient for gradient, _ in pairs], variables)
+        return list(zip(reduced, variables, strict=True))
+
+
+class _DistributedLegacyOptimizer(_DistributedKeras2Optimizer):
+    """In front of an optimizer of `tf_keras.optimizers.legacy`."""
+
+    def _create_all_weights(self, var_list: Any) -> None:
+        super()._create_all_weights(var_list)  # pyright: ignore[reportAttributeAccessIssue]
+        self._inherit()
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        computed = super(_DistributedKeras2Optimizer, self)._compute_gradients(loss, var_list, grad_loss, tape)  # pyright: ignore[reportAttributeAccessIssue]
+        return self._reduced(computed)
+
+    def get_gradients(self, loss: Any, params: Any) -> Any:
+        """Gradients reduced over ranks, as graphs of TensorFlow 1 ask for them."""
+        own = super().get_gradients(loss, params)  # pyright: ignore[reportAttributeAccessIssue]
+        return [gradient for gradient, _ in self._reduced(list(zip(own, params, strict=True)))]
+
+
+def load(keras: ModuleType, filepath: Any, custom_optimizers: Any, custom_objects: Any, compression: Any) -> Any:
+    """The model of a file, its optimizer distributed and with the state that was saved."""
+    own = {kind.__name__: kind for kind in custom_optimizers or []} | (custom_objects or {})
+    model: Any = keras.models.load_model(filepath, custom_objects=own)
+    if getattr(model, "optimizer", None) is None:
+        raise ConfigError(
+            f"{filepath} holds a model without an optimizer: expected one that was compiled before it was saved. "
+            "Load it with keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
+        )
+    optimizer = distribute(model.optimizer, Options(compression=compression))
+    if not is_legacy(optimizer) and str(filepath).endswith((".h5", ".hdf5")):
+        _read_state(optimizer, model, filepath)
+    elif is_legacy(optimizer):
+        build = optimizer._create_all_weights if hasattr(optimizer, "_create_all_weights") else optimizer.build
+        build(model.trainable_variables)
+    model.optimizer = optimizer
+    if hasattr(model, "_compile_config"):
+        model._compile_config.config["optimizer"] = optimizer
+    return model
+
+
+def _read_state(optimizer: Any, model: Any, filepath: Any) -> None:
+    """From a file in the format of Keras 2, from which Keras 3 reads no state of an optimizer for some models."""
+    import h5py
+    from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+
+    optimizer.build(model.trainable_variables)
+    with h5py.File(filepath, "r") as file:
+        values = load_optimizer_weights_from_hdf5_group(file) if "optimizer_weights" in file else []
+        if len(values) == len(optimizer.variables):
+            optimizer.set_weights(values)

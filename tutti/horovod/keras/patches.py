@@ -1,9 +1,16 @@
-"""Two places where Keras 3 must know that an optimizer is distributed: changed once, and for such optimizers alone."""
+"""What is changed in Keras 3: it takes distributed optimizers into account, and accepts the arguments of Keras 2."""
 
+import functools
+import inspect
 import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from tutti.horovod.keras.backends import backend_of, is_legacy
+from tutti.horovod.keras.backends import backend_of, is_legacy, keras_alone
 
 JIT_OFF = (
     "jit_compile is switched off for this model: XLA cannot compile the exchange of gradients between ranks. "
@@ -11,6 +18,20 @@ JIT_OFF = (
 )
 
 log = logging.getLogger("tutti.horovod")
+_warned: set[str] = set()
+_accepts_keras_2 = False
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Return whether `hvd.DistributedOptimizer` made an optimizer."""
+    return hasattr(optimizer, "_distribution")
+
+
+class CallableList(list):
+    """A list that returns itself when it is called: `optimizer.variables` is a method in Keras 2."""
+
+    def __call__(self) -> "CallableList":
+        return self
 
 
 def apply() -> None:
@@ -23,12 +44,9 @@ def apply() -> None:
 
 def switch_off_jit(model: Any) -> None:
     """Say that a model's step is not to be compiled, if it was."""
-    from tutti.horovod.keras import legacy, optimizer
-
     if _compiles_around_it(model):
         return
-    distributed = getattr(model.optimizer, "inner_optimizer", None), model.optimizer
-    if not any(isinstance(each, optimizer.Distributed | legacy.Distributed) for each in distributed):
+    if not any(map(is_distributed, (getattr(model.optimizer, "inner_optimizer", None), model.optimizer))):
         return
     for name in ("jit_compile", "_jit_compile"):  # of Keras 3, and of Keras 2
         if getattr(model, name, False):
@@ -49,10 +67,8 @@ def _agree_on_finite(kind: Any) -> None:
         return
 
     def check_finite(self: Any, grads: Any) -> Any:
-        from tutti.horovod.keras.optimizer import Distributed
-
         finite, inner = check(self, grads), self.inner_optimizer
-        if not isinstance(inner, Distributed) or not inner._options.is_active:
+        if not is_distributed(inner) or not inner._options.is_active:
             return finite
         return backend_of(self).agree(finite, inner._options.process_set)
 
@@ -71,3 +87,126 @@ def _make_without_jit(kind: Any) -> None:
 
     make_train_function.without_jit = True  # pyright: ignore[reportFunctionMemberAccess]
     kind.make_train_function = make_train_function
+
+
+def accept_keras_2() -> None:
+    """Have Keras 3 take the words of Keras 2; a second call does nothing."""
+    global _accepts_keras_2
+    if _accepts_keras_2:
+        return
+    _accepts_keras_2 = True
+    keras = keras_alone()
+    _optimizers(keras.optimizers.Optimizer.__mro__)
+    _models(keras.Model)
+    _backend(keras.backend)
+    _legacy_optimizers(keras.optimizers)
+    _before(keras.layers.BatchNormalization, "__init__", _dropping("BatchNormalization", "fused"))
+    if not hasattr(keras.Variable, "ref"):  # what stands for a variable in a dictionary
+        keras.Variable.ref = lambda self: self.value.ref()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _optimizers(kinds: tuple[type, ...]) -> None:
+    base: Any = next(kind for kind in kinds if "learning_rate" in vars(kind) and "variables" in vars(kind))
+
+    def take_lr(args: Any, kwargs: Any) -> None:
+        if "lr" in kwargs:
+            _say("optimizer(lr=...)", "optimizer(learning_rate=...)")
+            kwargs["learning_rate"] = kwargs.pop("lr")
+
+    def set_rate(self: Any, rate: Any) -> None:
+        self.learning_rate = rate
+
+    _before(base, "__init__", take_lr)
+    _before(base, "apply_gradients", _dropping("apply_gradients", "experimental_aggregate_gradients"))
+    base.lr = property(lambda self: self.learning_rate, set_rate)
+    own = base.variables.fget
+    base.variables = property(lambda self: CallableList(own(self)))
+
+
+def _legacy_optimizers(optimizers: Any) -> None:
+    """`optimizers.legacy.Adam` and its kin, which Keras 3 names only to refuse them: those that it has."""
+
+    def standing_for(name: str) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            _say(f"optimizers.legacy.{name}(...)", f"optimizers.{name}(...)")
+            return getattr(optimizers, name)(*args, **kwargs)
+
+        return make
+
+    for place in ("keras.optimizers.legacy", "keras._tf_keras.keras.optimizers.legacy"):
+        with suppress(ImportError):
+            legacy = import_module(place)
+            for name in ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD"):
+                setattr(legacy, name, standing_for(name))
+
+
+def _models(model: Any) -> None:
+    _before(model, "compile", _dropping("compile", "experimental_run_tf_function"))
+    _before(model, "fit", _dropping("fit", "workers", "use_multiprocessing", "max_queue_size"))
+
+    def fit_generator(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        """What `fit` does."""
+        _say("model.fit_generator(...)", "model.fit(...)")
+        names = ("steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps")
+        return self.fit(generator, **dict(zip(names, args, strict=False)), **kwargs)
+
+    save_weights = model.save_weights
+
+    def save_weights_as_asked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As before, and to a file in the format of Keras 2 where its name says so."""
+        name = str(filepath)
+        if not name.endswith(".h5") or name.endswith(".weights.h5"):
+            return save_weights(self, filepath, *args, **kwargs)
+        _say(f"save_weights({name!r})", f"save_weights({name.removesuffix('.h5') + '.weights.h5'!r})")
+        import h5py
+        from keras.src.legacy.saving import legacy_h5_format
+
+        with h5py.File(name, "w") as file:
+            return legacy_h5_format.save_weights_to_hdf5_group(file, self)
+
+    model.fit_generator = fit_generator
+    model.save_weights = save_weights_as_asked
+
+
+def _backend(backend: ModuleType) -> None:
+    def get_value(x: Any) -> Any:
+        """The value of a variable, as an array."""
+        return x.numpy() if hasattr(x, "numpy") else x
+
+    def set_value(x: Any, value: Any) -> None:
+        """Put a value into a variable."""
+        x.assign(value)
+
+    for function in (get_value, set_value):
+        if not hasattr(backend, function.__name__):
+            setattr(backend, function.__name__, function)
+
+
+def _before(kind: Any, name: str, change: Callable[[Any, Any], None]) -> None:
+    """Let a function see, and change, what a method is called with; in the class that has it, which Keras compares."""
+    kind = next(each for each in kind.__mro__ if name in vars(each))
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        change(args, kwargs)
+        return method(self, *args, **kwargs)
+
+    changed.__signature__ = inspect.signature(method)  # pyright: ignore[reportAttributeAccessIssue]  # Keras reads it
+    setattr(kind, name, changed)
+
+
+def _dropping(where: str, *names: str) -> Callable[[Any, Any], None]:
+    def drop(args: Any, kwargs: Any) -> None:
+        for name in [name for name in names if name in kwargs]:
+            _say(f"{where}({name}=...)", f"{where}(...) without it")
+            del kwargs[name]
+
+    return drop
+
+
+def _say(said: str, instead: str) -> None:
+    """Once each, on rank 0."""
+    if said not in _warned and os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
+        log.warning("%s is Keras 2: taken here; write %s for Keras 3.", said, instead)
+    _warned.add(said)

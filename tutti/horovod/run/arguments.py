@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from tutti.errors import ConfigError, LaunchError
 from tutti.horovod import __version__
-from tutti.horovod.run.settings import add_settings, read_settings, settings_environment, without_meaning
+from tutti.horovod.settings import add_settings, read_settings_file, settings_environment, without_meaning
 from tutti.launch.hosts import Host, Slot, assign_slots, parse_hosts, read_hostfile
 
 
@@ -59,7 +59,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if given.command[:1] == ["--"]:
         given.command = given.command[1:]
     if given.config_file is not None:
-        for name, value in read_settings(given.config_file).items():
+        for name, value in read_settings_file(given.config_file).items():
             if getattr(given, name) in (None, False):
                 setattr(given, name, value)
     return given

@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from tutti.errors import ConfigError
+from tutti.horovod.helpers import get_env_rank_and_size
 from tutti.horovod.run import arguments
 from tutti.launch.hosts import is_local, own_address
 
 _ADDRESS, _KEY = "TUTTI_CALL_ADDRESS", "TUTTI_CALL_KEY"
-_RANK = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def run(
@@ -148,7 +148,7 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
         code = run_elastic(options, command)
         return f"the elastic job ended with exit code {code}" if code else None
     if given.mpi:
-        from tutti.horovod.run.mpirun import mpirun_command
+        from tutti.horovod.run.command import mpirun_command
 
         words, environment = mpirun_command(options, command, given.mpi_args or "")
         code = subprocess.run(words, env=environment, check=False).returncode
@@ -217,16 +217,8 @@ def _rank_main() -> None:
             well = True
         except BaseException:
             answer = traceback.format_exc().encode()
-        connection.send_bytes(pickle.dumps((_own_rank(), well, answer)))
+        connection.send_bytes(pickle.dumps((get_env_rank_and_size()[0], well, answer)))
     sys.exit(not well)
-
-
-def _own_rank() -> int:
-    """As the job says, which an elastic one may have changed; else as the launcher has said."""
-    basics = sys.modules.get("tutti.horovod.basics")
-    if basics is not None and basics.is_initialized():
-        return basics.rank()
-    return int(next((os.environ[name] for name in _RANK if name in os.environ), "0"))
 
 
 if __name__ == "__main__":

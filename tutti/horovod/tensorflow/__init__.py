@@ -17,6 +17,8 @@ if find_spec("tensorflow") is None:
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(max(os.cpu_count() or 1, 64)))
 
 from tutti.horovod.basics import (
+    ProcessSet,
+    add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
@@ -34,6 +36,7 @@ from tutti.horovod.basics import (
     mpi_threads_supported,
     nccl_built,
     rank,
+    remove_process_set,
     rocm_built,
     size,
     start_timeline,
@@ -41,7 +44,7 @@ from tutti.horovod.basics import (
     sycl_built,
 )
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
-from tutti.horovod.process_sets import ProcessSet, add_process_set, remove_process_set
+from tutti.horovod.gradients import Compression
 from tutti.horovod.tensorflow.bridge import executing_eagerly as _executing_eagerly
 from tutti.horovod.tensorflow.collectives import (
     Adasum,
@@ -66,7 +69,6 @@ from tutti.horovod.tensorflow.collectives import (
     reducescatter,
     size_op,
 )
-from tutti.horovod.tensorflow.compression import Compression
 from tutti.horovod.tensorflow.functions import (
     allgather_object,
     broadcast_global_variables,
@@ -76,10 +78,10 @@ from tutti.horovod.tensorflow.functions import (
 )
 from tutti.horovod.tensorflow.gradients import (
     DistributedGradientTape,
+    DistributedOptimizer,
     PartialDistributedGradientTape,
     check_num_rank_power_of_2,
 )
-from tutti.horovod.tensorflow.optimizer import DistributedOptimizer
 from tutti.horovod.torch.arguments import reduce_op as _reduce_op
 from tutti.horovod.torch.ops import init, shutdown
 

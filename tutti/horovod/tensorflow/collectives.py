@@ -8,13 +8,12 @@ import tensorflow as tf
 import torch
 
 from tutti.horovod import basics
-from tutti.horovod.basics import global_process_set
+from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.engine.execute import is_power_of_two
 from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from tutti.horovod.errors import HorovodInternalError
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.gradients import Compression
 from tutti.horovod.tensorflow.bridge import Begun, as_written, carry_out, side_by_side
-from tutti.horovod.tensorflow.compression import Compression
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.arguments import reduce_op
 

@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tutti.horovod import basics
-from tutti.horovod.elastic.state import ObjectState, run_fn
+from tutti.horovod.elastic import ObjectState, run_fn
 from tutti.horovod.errors import HorovodInternalError
+from tutti.horovod.gradients import variables_of
 from tutti.horovod.tensorflow.functions import broadcast_object, broadcast_variables, tensorflow_variable
 from tutti.horovod.torch import ops
-from tutti.horovod.variables import variables_of
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 

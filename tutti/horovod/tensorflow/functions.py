@@ -5,8 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tutti.horovod.basics import global_process_set
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.tensorflow.bridge import as_written
 from tutti.horovod.tensorflow.collectives import broadcast_
 from tutti.horovod.torch import functions

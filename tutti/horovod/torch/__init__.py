@@ -3,6 +3,8 @@
 # ruff: noqa: F401
 
 from tutti.horovod.basics import (
+    ProcessSet,
+    add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
@@ -20,6 +22,7 @@ from tutti.horovod.basics import (
     mpi_threads_supported,
     nccl_built,
     rank,
+    remove_process_set,
     rocm_built,
     size,
     start_timeline,
@@ -27,9 +30,10 @@ from tutti.horovod.basics import (
     sycl_built,
 )
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
-from tutti.horovod.process_sets import ProcessSet, add_process_set, remove_process_set
+from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import elastic
 from tutti.horovod.torch.collectives import (
+    SyncBatchNorm,
     allgather,
     allreduce,
     allreduce_,
@@ -42,7 +46,6 @@ from tutti.horovod.torch.collectives import (
     grouped_reducescatter,
     reducescatter,
 )
-from tutti.horovod.torch.compression import Compression
 from tutti.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -76,4 +79,3 @@ from tutti.horovod.torch.ops import (
     synchronize,
 )
 from tutti.horovod.torch.optimizer import DistributedOptimizer
-from tutti.horovod.torch.sync_batch_norm import SyncBatchNorm

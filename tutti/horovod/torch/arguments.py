@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from tutti.horovod import basics
+from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.execute import DTYPES, Members, is_power_of_two
 from tutti.horovod.engine.messages import AVERAGE, GLOBAL_SET, OP_NAMES, SUM
-from tutti.horovod.process_sets import ProcessSet
 
 _REDUCED = {
     torch.int32,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Sampler
 
 from tutti.horovod import basics
-from tutti.horovod.elastic.state import ObjectState, run_fn
+from tutti.horovod.elastic import ObjectState, run_fn
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tutti.horovod import basics
-from tutti.horovod.basics import global_process_set
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.torch.ops import Average, Sum, allgather_async, broadcast_async_, synchronize
 
 try:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from tutti.horovod import basics
-from tutti.horovod.basics import global_process_set
+from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.engine.engine import Pending
-from tutti.horovod.engine.execute import Work
-from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Kind, Request
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.engine.execute import OperationTensors
+from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Kind, TensorRequest
 from tutti.horovod.torch.arguments import (
     check_adasum,
     check_moved,
@@ -254,12 +253,12 @@ def grouped_reducescatter_async(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait for all ranks of a set."""
-    basics.engine().agree(Request("barrier", "noname", number_of(process_set)))
+    basics.engine().agree(TensorRequest("barrier", "noname", number_of(process_set)))
 
 
 def join(device: int = -1) -> int:
     """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
-    return basics.engine().agree(Request("join", f"rank{basics.engine().rank}")).last_joined
+    return basics.engine().agree(TensorRequest("join", f"rank{basics.engine().rank}")).last_joined
 
 
 def _reduce(
@@ -314,12 +313,12 @@ def _submit(
     for place, (tensor, output) in enumerate(pairs):
         own = f"{base}_{place + 1}of{len(pairs)}" if grouped else base
         group = {"group": base, "group_size": len(pairs)} if grouped else {}
-        request = Request(
+        request = TensorRequest(
             kind, own, number, dtype_name(tensor), tuple(tensor.shape), tensor.device.type, **rest, **group
         )
         own_memory = tensor.detach()
         into = own_memory if output is tensor else output
-        operations.append((request, Work(own_memory, into, filled=filled, divided=divided)))
+        operations.append((request, OperationTensors(own_memory, into, filled=filled, divided=divided)))
     _handles[handle] = _Handle(engine.submit(*operations), grouped)
     for each, (_, output) in zip(_handles[handle].pending, pairs, strict=True):
         each.given = output  # what the caller holds: the same memory as the engine's view of it

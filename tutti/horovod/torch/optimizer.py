@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from tutti.horovod import basics
-from tutti.horovod.basics import global_process_set
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.basics import ProcessSet, global_process_set
+from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.arguments import check_adasum
-from tutti.horovod.torch.compression import Compression
 from tutti.horovod.torch.functions import broadcast_object, empty_sparse, sparse_allreduce_async
 from tutti.horovod.torch.ops import Adasum, Average
 

@@ -1,11 +1,15 @@
-"""One module for each framework that Keras computes with, with the same functions in the same order."""
+"""The frameworks that Keras computes with, one module for each with the same functions, and collectives on values."""
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol
 
 from tutti.errors import ConfigError
-from tutti.horovod.process_sets import ProcessSet
+from tutti.horovod.basics import ProcessSet
+from tutti.horovod.engine.messages import AVERAGE, SUM
+from tutti.horovod.gradients import Compression
 
 
 class Backend(Protocol):
@@ -59,3 +63,63 @@ def _module(name: str) -> Backend:
             "Set KERAS_BACKEND to one of them before Keras is imported."
         )
     return import_module(f"tutti.horovod.keras.backends.{name}")  # pyright: ignore[reportReturnType]
+
+
+NEEDS_KERAS = "{} needs Keras, which is not installed. Install it with: pip install 'tutti-train[keras]'"
+
+
+def keras_alone() -> ModuleType:
+    """What `import keras` gives."""
+    try:
+        import keras
+    except ImportError as error:
+        raise ImportError(NEEDS_KERAS.format("tutti.horovod.keras (horovod.keras)")) from error
+    return keras
+
+
+def keras_of_tensorflow() -> ModuleType:
+    """What `tf.keras` is: Keras 3, or tf_keras where TF_USE_LEGACY_KERAS says so."""
+    if os.environ.get("TF_USE_LEGACY_KERAS", "0").lower() in ("1", "true"):
+        import tf_keras  # pyright: ignore[reportMissingImports]
+
+        return tf_keras
+    return keras_alone()
+
+
+def reduce_value(
+    value: Any,
+    name: str | None,
+    average: bool | None,
+    scales: tuple[float, float],
+    op: int | None,
+    compression: Any = Compression.none,
+) -> Any:
+    """A value reduced over ranks, by an operation or by the older word for it."""
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    chosen = op if op is not None else SUM if average is False else AVERAGE
+    options = {"name": name, "op": chosen, "prescale_factor": scales[0], "postscale_factor": scales[1]}
+    return current().call("allreduce", value, compression=compression, **options)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """The rows of all ranks after each other."""
+    return current().call("allgather", value, name=name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """A rank's value on all ranks."""
+    return current().call("broadcast", value, root_rank=root_rank, name=name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = AVERAGE) -> Any:
+    """A value reduced over ranks, some of the rows on each."""
+    return current().call("reducescatter", value, name=name, op=op)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """What TensorFlow 1 had: variables that everybody can see."""
+    raise RuntimeError(
+        "hvd.broadcast_global_variables() does not support eager execution: there are no global variables. "
+        "Give hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit."
+    )

@@ -9,8 +9,8 @@ import torch
 from jax.core import Tracer  # pyright: ignore[reportMissingImports]
 from jax.experimental import io_callback  # pyright: ignore[reportMissingImports]
 
+from tutti.horovod.basics import ProcessSet
 from tutti.horovod.keras.backends import torch as host
-from tutti.horovod.process_sets import ProcessSet
 
 Arrays = list[jax.Array]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.messages import MIN
-from tutti.horovod.process_sets import ProcessSet
 from tutti.horovod.tensorflow import collectives, functions
 from tutti.horovod.tensorflow.bridge import as_written
 from tutti.horovod.tensorflow.gradients import Reduction

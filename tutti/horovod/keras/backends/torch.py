@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.messages import MIN
-from tutti.horovod.process_sets import ProcessSet
 from tutti.horovod.torch import collectives, ops
 from tutti.horovod.torch.functions import broadcast_parameters
 

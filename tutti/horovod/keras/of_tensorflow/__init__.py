@@ -5,6 +5,8 @@
 from typing import Any
 
 from tutti.horovod.basics import (
+    ProcessSet,
+    add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
@@ -22,26 +24,25 @@ from tutti.horovod.basics import (
     mpi_threads_supported,
     nccl_built,
     rank,
+    remove_process_set,
     rocm_built,
     size,
     start_timeline,
     stop_timeline,
     sycl_built,
 )
+from tutti.horovod.gradients import Compression
 from tutti.horovod.keras import elastic
-from tutti.horovod.keras.collectives import (
+from tutti.horovod.keras.backends import (
     allgather,
     broadcast,
     broadcast_global_variables,
+    keras_of_tensorflow,
     reduce_value,
     reducescatter,
 )
-from tutti.horovod.keras.compression import Compression
-from tutti.horovod.keras.distribution import Options
-from tutti.horovod.keras.load import keras_of_tensorflow, load
 from tutti.horovod.keras.of_tensorflow import callbacks
-from tutti.horovod.keras.optimizer import distribute
-from tutti.horovod.process_sets import ProcessSet, add_process_set, remove_process_set
+from tutti.horovod.keras.optimizer import Options, distribute, load
 from tutti.horovod.torch.ops import Average, Sum, init, shutdown
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tutti.horovod.keras.backends import keras_of_tensorflow
 from tutti.horovod.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
@@ -9,7 +10,6 @@ from tutti.horovod.keras.callbacks import (
     MetricAverageCallback,
     check_path,
 )
-from tutti.horovod.keras.load import keras_of_tensorflow
 
 __all__ = [
     "BestModelCheckpoint",

@@ -1,6 +1,61 @@
-"""Variables of TensorFlow and Keras, whichever of the two they belong to."""
+"""How gradients are reduced in every framework: compression, groups, and variables that are local to a rank."""
 
 from typing import Any
+
+import torch
+
+
+class Compressor:
+    """The interface of a compressor: two static methods; the context that the first returns goes to the second."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor to send, and what is needed to restore it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor with its original type."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors unchanged."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class FP16Compressor(Compressor):
+    """Sends floating-point tensors in half precision, others unchanged."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        if isinstance(tensor, torch.Tensor):
+            return (tensor.to(torch.float16) if tensor.is_floating_point() else tensor), tensor.dtype
+        import tensorflow as tf
+
+        return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        if isinstance(tensor, torch.Tensor):
+            return tensor.to(ctx)
+        import tensorflow as tf
+
+        return tf.cast(tensor, ctx)
+
+
+class Compression:
+    """The compressors of Horovod."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
 
 
 def identity(variable: Any) -> int:
