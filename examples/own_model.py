@@ -1,8 +1,8 @@
-"""Bring your own model: a network, a dataset, a loss and a metric of one's own, trained by tutti.
+"""Train your own network, dataset, loss and metric with tutti.
 
-Through a recipe, on two ranks:   tutti train examples/own_model.yaml -n 2
-Through Python, on one or more:   python examples/own_model.py
-                                  tutti run -n 2 examples/own_model.py
+From a recipe, on two ranks:   tutti train examples/own_model.yaml -n 2
+From Python, on one rank:      python examples/own_model.py
+From Python, on two ranks:     tutti run -n 2 examples/own_model.py
 """
 
 import math
@@ -16,9 +16,9 @@ CHANNELS = 64
 
 
 class Peaks:
-    """Noisy spectra with one line each; the target is where the line is, in channels.
+    """Noisy spectra with one spectral line each; the target is the position of the line, in channels.
 
-    Samples are made one at a time, as in any map-style dataset. What is random here depends on the sample alone.
+    A map-style dataset that generates its samples. The random numbers of a sample depend only on its index.
     """
 
     def __init__(self, split: str, samples: int = 2048, noise: float = 0.2) -> None:
@@ -38,7 +38,7 @@ class Peaks:
 
 
 class PeakFinder(nn.Module):
-    """Two convolutions give each channel a weight; the answer is the weighted mean of the channel numbers."""
+    """Two convolutions compute a weight for each channel; the output is the weighted mean of the channel numbers."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class PeakFinder(nn.Module):
 
 
 def log_cosh(found: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """A loss that is square for small errors and absolute for large ones, as a mean over the batch."""
+    """Return the mean log-cosh loss over the batch: quadratic for small errors, linear for large ones."""
     error = (found - centre).abs()
     return (error + nn.functional.softplus(-2 * error) - math.log(2)).mean()
 
 
 def channels_off(found: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """A metric: one value for each sample, averaged over all samples of all ranks by tutti."""
+    """Return the absolute error of each sample; tutti averages it over all samples of all ranks."""
     return (found - centre).abs()
 
 

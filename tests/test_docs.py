@@ -22,17 +22,17 @@ def commands(page: Path) -> list[str]:
     return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
-# Commands whose like another test runs; they have their turn in make test-slow.
+# Commands that other tests cover; make test-slow runs them too.
 ELSEWHERE = (
     "tutti train digits -n 2 framework=",  # tests/frameworks
-    "KERAS_BACKEND=torch",  # tests/hvd/keras
+    "KERAS_BACKEND=torch",  # tests/horovod/keras
     "tutti train cifar10/cnn",  # this and the next four: tests/train/test_workloads.py, tests/data
     "tutti train imagenet/resnet18",
     "tutti train nbody",
     "tutti data make images",
     "tutti data make nbody",
-    "tutti run -n 2 examples/horovod/pytorch_mnist.py",  # tests/hvd/test_alias.py
-    "mpirun --oversubscribe -np 2 python examples/horovod",  # tests/launch/test_horovodrun.py
+    "tutti run -n 2 examples/horovod/pytorch_mnist.py",  # tests/horovod/test_alias.py
+    "mpirun --oversubscribe -np 2 python examples/horovod",  # tests/horovod/run/test_horovodrun.py
     "mpirun --oversubscribe -np 2 tutti train digits",  # tests/launch/test_mpi.py
     "horovodrun -np 2 python examples/horovod/pytorch_mnist.py --epochs 1",  # with two epochs on the page of Horovod
     "tutti train digits/mlp -n 2 epochs=1",  # with two epochs on the page about running
@@ -47,7 +47,7 @@ ELSEWHERE = (
 
 
 def run_commands(lines: list[str], tmp_path: Path, path: Sequence[Path]) -> None:
-    """Run each command in a shell that finds `tutti` and `python` in the folders of `path`."""
+    """Run each command in a shell whose PATH begins with the folders of `path`."""
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     folders = os.pathsep.join([*map(str, path), os.environ["PATH"]])
     for line in lines:
@@ -61,7 +61,7 @@ def run_commands(lines: list[str], tmp_path: Path, path: Sequence[Path]) -> None
 
 
 def in_a_group(page: Path) -> Any:
-    """Pages whose programs need TensorFlow are one worker's, which imports it once."""
+    """Put pages whose programs need TensorFlow into one xdist group, so that one worker imports it once."""
     needs = any(IN_TENSORFLOW.search(line) for line in commands(page))
     return pytest.param(page, marks=pytest.mark.xdist_group("tensorflow")) if needs else page
 
@@ -88,10 +88,25 @@ def test_what_is_left_to_the_slow_tests_is_on_a_page() -> None:
         assert any(line.startswith(start) for line in lines), start
 
 
+def anchors(page: Path) -> list[str]:
+    """The anchors that Markdown viewers give the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for path, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (REPOSITORY / "docs" / "index.md").read_text()
+    for page in (REPOSITORY / "docs").glob("*.md"):
+        assert page.stem == "index" or f"({page.name})" in index, page.name
 
 
 def test_every_key_of_a_recipe_is_on_its_page() -> None:

@@ -3,8 +3,8 @@
     horovodrun -np 2 python examples/horovod/keras_cifar10.py examples/horovod/keras_cifar10.yaml -d
     KERAS_BACKEND=torch tutti run -n 2 examples/horovod/keras_cifar10.py examples/horovod/keras_cifar10.yaml -d
 
-With -d it is distributed over the ranks that there are; without, one process trains alone. Without --data it trains on
-random images.
+With -d the script trains on all ranks that were started; without it, each process trains alone. Without --data it
+trains on random images.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def load(folder: Path | None, options: dict[str, Any]) -> tuple[Split, Split]:
-    """Images from 0 to 1 and labels, to train and to validate."""
+    """Return images in the range 0 to 1 and labels, for training and for validation."""
     if folder is not None:
         from tutti.data.cifar10 import read
 
@@ -38,7 +38,7 @@ def load(folder: Path | None, options: dict[str, Any]) -> tuple[Split, Split]:
 
 
 def build_model(widths: list[int]) -> Any:
-    """A 3x3 convolution, and for each width a block with a projection and one without; ten outputs."""
+    """Build a 3x3 convolution and, for each width, a block with a projection and one without; ten outputs."""
     inputs = keras.Input([32, 32, 3])
     x = _convolve(inputs, widths[0], 3)
     for place, width in enumerate(widths):
@@ -63,7 +63,7 @@ def _convolve(x: Any, width: int, size: int, stride: int = 1, activates: bool = 
 
 
 class EpochTimes(keras.callbacks.Callback):
-    """How long every epoch takes."""
+    """Records the duration of every epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class EpochTimes(keras.callbacks.Callback):
 def main() -> None:
     parser = argparse.ArgumentParser(description="CIFAR-10 in Keras with Horovod's API, from a YAML file.")
     parser.add_argument("config", type=Path, help="YAML file")
-    parser.add_argument("-d", "--distributed", action="store_true", help="over all ranks that were started")
-    parser.add_argument("--data", type=Path, help="CIFAR-10 in a folder or an archive")
-    parser.add_argument("--epochs", type=int, help="instead of those in the file")
+    parser.add_argument("-d", "--distributed", action="store_true", help="train on all ranks that were started")
+    parser.add_argument("--data", type=Path, help="folder or archive of CIFAR-10")
+    parser.add_argument("--epochs", type=int, help="number of epochs, instead of that in the file")
     args = parser.parse_args()
     config = yaml.safe_load(args.config.read_text())
     training, options = config["training"], config["optimizer"]

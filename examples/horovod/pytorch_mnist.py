@@ -1,4 +1,4 @@
-"""MNIST with Horovod's API: one process for each device, gradients averaged over all of them.
+"""Train on MNIST with PyTorch and Horovod's API: one process for each device, gradients averaged over all ranks.
 
     horovodrun -np 2 python examples/horovod/pytorch_mnist.py
     mpirun -np 2 python examples/horovod/pytorch_mnist.py
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def load(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
-    """Training and test images, from MNIST's four files or from scikit-learn."""
+    """Return the training and the test set, from MNIST's four files or from scikit-learn."""
     if folder is not None:
         from tutti.data.mnist import FILES, MEAN, STD, find_file, read_idx
 
@@ -67,7 +67,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Data
 
 
 def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
-    """Loss and accuracy, averaged over ranks."""
+    """Return the loss and the accuracy, averaged over ranks."""
     model.eval()
     loss, right, count = 0.0, 0, 0
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="MNIST with Horovod's API.")
     parser.add_argument("--data", type=Path, help="folder of MNIST's four files")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of each rank in a step")
+    parser.add_argument("--batch-size", type=int, default=64, help="images for each rank in a step")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank")
     parser.add_argument("--seed", type=int, default=42)

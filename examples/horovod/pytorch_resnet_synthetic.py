@@ -1,4 +1,4 @@
-"""Images a second of a residual network on made-up images, with Horovod's API.
+"""Measure the throughput of a residual network on synthetic images, with Horovod's API.
 
 horovodrun -np 2 python examples/horovod/pytorch_resnet_synthetic.py --model resnet18 --batch-size 8 --image-size 64
 srun -n 8 python examples/horovod/pytorch_resnet_synthetic.py --fp16-allreduce
@@ -17,18 +17,18 @@ from tutti.models.resnet import resnet18, resnet34, resnet50
 MODELS = {"resnet18": resnet18, "resnet34": resnet34, "resnet50": resnet50}
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if hvd.rank() == 0:
         print(text, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Images a second of a residual network, with Horovod's API.",
+        description="Measure the throughput of a residual network, with Horovod's API.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--batch-size", type=int, default=32, help="images of each rank in a step")
+    parser.add_argument("--batch-size", type=int, default=32, help="images for each rank in a step")
     parser.add_argument("--image-size", type=int, default=224, help="pixels on a side")
     parser.add_argument("--num-warmup-batches", type=int, default=10)
     parser.add_argument("--num-batches-per-iter", type=int, default=10)
@@ -59,7 +59,7 @@ def main() -> None:
     labels = torch.randint(0, 1000, (args.batch_size,), device=device)
 
     def steps(count: int) -> float:
-        """Images a second of this rank."""
+        """Run some steps and return the images per second of this rank."""
         began = time.perf_counter()
         for _ in range(count):
             optimizer.zero_grad()
@@ -69,15 +69,17 @@ def main() -> None:
             torch.cuda.synchronize()
         return args.batch_size * count / (time.perf_counter() - began)
 
-    say(f"{args.model}, {args.batch_size} images of {args.image_size}^2 a rank, {hvd.size()} rank(s) on {device.type}")
+    print_once(
+        f"{args.model}, {args.batch_size} images of {args.image_size}^2 a rank, {hvd.size()} rank(s) on {device.type}"
+    )
     steps(args.num_warmup_batches)
     rates = []
     for iteration in range(1, args.num_iters + 1):
         rates.append(steps(args.num_batches_per_iter))
-        say(f"{iteration}/{args.num_iters}: {rates[-1]:.1f} images/s a rank")
+        print_once(f"{iteration}/{args.num_iters}: {rates[-1]:.1f} images/s a rank")
     mean, deviation = statistics.fmean(rates), statistics.pstdev(rates)
-    say(f"images/s a rank: {mean:.1f} +- {1.96 * deviation:.1f}")
-    say(f"images/s of {hvd.size()} rank(s): {hvd.size() * mean:.1f} +- {hvd.size() * 1.96 * deviation:.1f}")
+    print_once(f"images/s a rank: {mean:.1f} +- {1.96 * deviation:.1f}")
+    print_once(f"images/s of {hvd.size()} rank(s): {hvd.size() * mean:.1f} +- {hvd.size() * 1.96 * deviation:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MNIST with Keras' `fit` and Horovod's API: an optimizer and a few callbacks are all that a script needs.
+"""Train on MNIST with Keras' `fit` and Horovod's API: a distributed optimizer and three callbacks.
 
     horovodrun -np 2 python examples/horovod/tensorflow2_keras_mnist.py
     mpirun -np 2 python examples/horovod/tensorflow2_keras_mnist.py
@@ -19,7 +19,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def load(folder: Path | None) -> tuple[Split, Split]:
-    """Images and labels to train and to test, from MNIST's four files or from scikit-learn."""
+    """Return images and labels for training and for testing, from MNIST's four files or from scikit-learn."""
     if folder is not None:
         from tutti.data.mnist import FILES, find_file, read_idx
 
@@ -56,23 +56,21 @@ def build_model() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description="MNIST with Keras and Horovod's API.")
     parser.add_argument("--data", type=Path, help="folder of MNIST's four files")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of each rank in a step")
+    parser.add_argument("--batch-size", type=int, default=64, help="images for each rank in a step")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument(
-        "--warmup-epochs", type=int, default=1, help="epochs in which the rate grows to that of all ranks"
-    )
+    parser.add_argument("--warmup-epochs", type=int, default=1, help="epochs of learning-rate warm-up")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one rank")
-    parser.add_argument("--checkpoints", type=Path, help="folder for rank 0's model after each epoch")
+    parser.add_argument("--checkpoints", type=Path, help="folder in which rank 0 saves the model after each epoch")
     args = parser.parse_args()
 
     hvd.init()
     if gpus := tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
-    tf.keras.utils.set_random_seed(42 + hvd.rank())  # ranks begin apart, and drop out different units
+    tf.keras.utils.set_random_seed(42 + hvd.rank())  # different initial weights and dropout masks on each rank
 
     (images, labels), test = load(args.data)
-    mine = slice(hvd.rank(), len(images) // hvd.size() * hvd.size(), hvd.size())  # as many for each rank
+    mine = slice(hvd.rank(), len(images) // hvd.size() * hvd.size(), hvd.size())  # the same number for each rank
     scaled_lr = args.lr * hvd.size()
 
     model = build_model()

@@ -1,4 +1,4 @@
-"""MNIST with TensorFlow 2 and Horovod's API: a training step of one's own, whose gradients are averaged over ranks.
+"""Train on MNIST with TensorFlow 2 and Horovod's API: a custom training step with gradients averaged over ranks.
 
     horovodrun -np 2 python examples/horovod/tensorflow2_mnist.py
     mpirun -np 2 python examples/horovod/tensorflow2_mnist.py
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 
 def load(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Training images, from MNIST's files or from scikit-learn."""
+    """Return training images and labels, from MNIST's files or from scikit-learn."""
     if folder is not None:
         from tutti.data.mnist import FILES, find_file, read_idx
 
@@ -50,12 +50,10 @@ def build_model() -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description="MNIST with TensorFlow 2 and Horovod's API.")
     parser.add_argument("--data", type=Path, help="folder of MNIST's four files")
-    parser.add_argument("--batch-size", type=int, default=64, help="images of each rank in a step")
-    parser.add_argument(
-        "--steps", type=int, default=400, help="steps of all ranks together: more ranks take fewer each"
-    )
+    parser.add_argument("--batch-size", type=int, default=64, help="images for each rank in a step")
+    parser.add_argument("--steps", type=int, default=400, help="total number of steps, divided among the ranks")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one rank")
-    parser.add_argument("--checkpoints", type=Path, help="folder for rank 0's weights at the end")
+    parser.add_argument("--checkpoints", type=Path, help="folder in which rank 0 saves the weights at the end")
     args = parser.parse_args()
 
     hvd.init()
@@ -80,7 +78,7 @@ def main() -> None:
         tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        if is_first:  # after the first step, in which the optimizer has made its own variables
+        if is_first:  # after the first step, in which the optimizer has created its variables
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)
         return loss
