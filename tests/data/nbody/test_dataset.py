@@ -97,7 +97,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(boxes: dict[str, st
 
 def test_inputs_and_targets_are_cut_at_the_same_place(boxes: dict[str, str]) -> None:
     fields = stored(boxes["train"])
-    fields["Hydro"][0], fields["Hydro"][2:] = fields["Nbody"][0], fields["NbodyOptions"][1:]
+    fields["Hydro"][0], fields["Hydro"][2:] = fields["Nbody"][0], fields["Nbody"][1:]
     with h5py.File(boxes["train"], "w") as file:
         for name, field in fields.items():
             file[name] = field
