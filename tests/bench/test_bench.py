@@ -22,12 +22,12 @@ def test_a_recipe_is_measured_on_every_rank_and_judged(tutti: Tutti, tmp_path: P
     assert {"bench.json", "bench.png", "config.yaml", "record.json"} <= {path.name for path in folder.iterdir()}
     (found,) = read_measurements(folder / "bench.json")
     assert set(found.seconds) == set(PHASES) - {"copy"}, "all phases but the copy to a GPU"
-    assert set(found.parts) == set(PARTS)
+    assert set(found.parts) == {part.key for part in PARTS}
     for times in (*found.seconds.values(), *found.parts.values()):
         assert [len(trials) for trials in times] == [2, 2], "two ranks, two trials"
     for rank, trial in ((rank, trial) for rank in range(2) for trial in range(2)):
         whole = found.seconds["whole"][rank][trial]
-        assert sum(found.parts[part][rank][trial] for part in PARTS) == pytest.approx(whole, rel=1e-3)
+        assert sum(found.parts[part.key][rank][trial] for part in PARTS) == pytest.approx(whole, rel=1e-3)
     verdict = json.loads((folder / "bench.json").read_text())["verdicts"][0]
     assert verdict["sentence"] in done.out
     assert f"run folder: {folder.relative_to(tmp_path)}" in done.out

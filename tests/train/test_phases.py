@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tutti.config.schema import LogConfig
+from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train import phases
-from tutti.train.phases import PHASES, HostTimer, NoTimer, StreamTimer, combine, make_timer
+from tutti.train.phases import HostTimer, NoTimer, StreamTimer, combine, make_timer
 
 
 @pytest.fixture
@@ -34,20 +35,25 @@ def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return forward
 
 
+def timed(*seconds: float) -> dict[StepPart, float]:
+    """Seconds of the parts that a timer marks."""
+    return dict(zip(TIMED, seconds, strict=True))
+
+
 def step(timer: phases.StepTimer, turn: Callable[[float], None], between: float = 0.0) -> None:
     """A step of 1 s for data, 2 forward, 3 backward, 0.5 to communicate, 0.25 to update."""
     turn(between)
     timer.begin()
-    for phase, seconds in zip(PHASES, (1.0, 2.0, 3.0, 0.5, 0.25), strict=True):
+    for part, seconds in zip(TIMED, (1.0, 2.0, 3.0, 0.5, 0.25), strict=True):
         turn(seconds)
-        timer.ended(phase)
+        timer.ended(part)
 
 
 def test_the_clock_adds_up_phases_and_leaves_out_what_lies_between_steps(turn: Callable[[float], None]) -> None:
     timer = HostTimer()
     for _ in range(3):
         step(timer, turn, between=7.0)
-    assert timer.lap(3) == {"data": 3.0, "forward": 6.0, "backward": 9.0, "communication": 1.5, "update": 0.75}
+    assert timer.lap(3) == timed(3.0, 6.0, 9.0, 1.5, 0.75)
     assert set(timer.lap(0).values()) == {0.0}, "a lap begins anew"
 
 
@@ -55,14 +61,14 @@ def test_the_stream_counts_from_the_end_of_one_step_to_that_of_another(turn: Cal
     timer = StreamTimer()
     for _ in range(4):
         step(timer, turn)
-    assert timer.lap(4) == pytest.approx({"data": 4, "forward": 8, "backward": 12, "communication": 2, "update": 1})
+    assert timer.lap(4) == pytest.approx(timed(4, 8, 12, 2, 1))
 
 
 def test_every_so_many_steps_one_stands_for_the_others(turn: Callable[[float], None]) -> None:
     timer = StreamTimer(every_steps=10)
     for number in range(50):
         step(timer, turn, between=5.0 if number % 10 == 5 else 0.0)
-    phases = {"data": 50, "forward": 100, "backward": 150, "communication": 25, "update": 12.5}
+    phases = timed(50, 100, 150, 25, 12.5)
     assert timer.lap(50) == pytest.approx(phases)
     assert len(timer._spare) == 5 * 5 + 5, "five steps are marked, and the end of every step before one that is"
 
@@ -74,13 +80,13 @@ def test_a_checkpoint_between_two_steps_is_no_waiting_for_data(turn: Callable[[f
     turn(60.0)
     timer.paused()
     step(timer, turn)
-    assert timer.lap(3)["data"] == pytest.approx(3)
+    assert timer.lap(3)[StepPart.DATA] == pytest.approx(3)
 
 
 def test_a_window_of_one_step_tells_all_but_its_batch(turn: Callable[[float], None]) -> None:
     timer = StreamTimer()
     step(timer, turn)
-    assert timer.lap(1) == pytest.approx({"data": 0, "forward": 2, "backward": 3, "communication": 0.5, "update": 0.25})
+    assert timer.lap(1) == pytest.approx(timed(0, 2, 3, 0.5, 0.25))
     assert set(timer.lap(0).values()) == {0.0}
 
 
@@ -91,8 +97,8 @@ def test_a_run_may_go_without() -> None:
 
 
 def test_the_rank_that_comes_last_tells_what_the_exchange_takes_and_the_others_wait() -> None:
-    early = {"data": 1.0, "forward": 2.0, "backward": 3.0, "communication": 3.0, "update": 0.5}
-    late = {"data": 2.0, "forward": 3.0, "backward": 3.0, "communication": 1.0, "update": 0.5}
+    early = timed(1.0, 2.0, 3.0, 3.0, 0.5)
+    late = timed(2.0, 3.0, 3.0, 1.0, 0.5)
     told = combine([early, late], 10.0)
     assert told["communication_seconds"] == 1.0
     assert told["waiting_seconds"] == 1.0
@@ -102,6 +108,6 @@ def test_the_rank_that_comes_last_tells_what_the_exchange_takes_and_the_others_w
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    told = combine([dict.fromkeys(PHASES, 1.0) | {"communication": 0.0}], 5.0)
+    told = combine([dict.fromkeys(TIMED, 1.0) | {StepPart.COMMUNICATION: 0.0}], 5.0)
     assert "communication_share" not in told
     assert told["rest_seconds"] == 1.0

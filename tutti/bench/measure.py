@@ -18,6 +18,7 @@ from tutti.bench.subject import Step, Subject, opened
 from tutti.bench.work import count_work
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
+from tutti.runs.step_parts import StepPart
 from tutti.train.resume import agreed
 
 _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
@@ -85,7 +86,7 @@ def _calibrate(session: Session, subject: Subject, trials: int, seconds: float, 
     return steps
 
 
-def _block(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[str, float]]:
+def _block(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[StepPart, float]]:
     """Seconds a step on this rank, and its parts as marked; ranks begin together."""
     with ExitStack() as stack:
         step = agreed(session.group, functools.partial(_begin, subject, phase, stack))
@@ -114,10 +115,10 @@ def _begin(subject: Subject, phase: str, stack: ExitStack) -> Step:
     return step
 
 
-def _note_parts(log: _Log, whole: float, parts: Mapping[str, float]) -> None:
+def _note_parts(log: _Log, whole: float, parts: Mapping[StepPart, float]) -> None:
     for part in PARTS:
-        value = max(0.0, whole - sum(parts.values())) if part == "rest" else parts[part]
-        log.parts.setdefault(part, []).append(value)
+        value = max(0.0, whole - sum(parts.values())) if part is StepPart.OTHER else parts[part]
+        log.parts.setdefault(part.key, []).append(value)
 
 
 def _forget_peak(device: torch.device) -> None:

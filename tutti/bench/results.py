@@ -12,6 +12,7 @@ from typing import Any
 
 from tutti.errors import ConfigError
 from tutti.runs.files import list_in, read_json, to_dataclass, write_durably
+from tutti.runs.step_parts import TIMED, StepPart
 
 # Measured one by one, in every trial in this order.
 PHASES = {
@@ -23,15 +24,7 @@ PHASES = {
     "communicate": "computing with gradients averaged over ranks",
     "whole": "a step as in training",
 }
-# Of a step of `whole`, as the marks in it say; together they are all of it.
-PARTS = {
-    "data": "waiting for the batch",
-    "forward": "forward pass and loss",
-    "backward": "backward pass until the last gradient is there",
-    "communication": "from the last gradient to its mean over ranks: what is not hidden behind the backward pass",
-    "update": "clipping, optimizer",
-    "rest": "what no mark covers",
-}
+PARTS = (*TIMED, StepPart.OTHER)  # of a step of `whole`; together they are all of it
 
 _TIMES = ("seconds", "parts")  # the fields of a measurement that are Times
 

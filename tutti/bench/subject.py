@@ -18,6 +18,7 @@ from tutti.data.loader import Loader, RankBatch, to_device
 from tutti.data.order import SampleOrder
 from tutti.parallel.host_memory import HostMemory, share_memory
 from tutti.ranks.device import applies, set_threads
+from tutti.runs.step_parts import StepPart
 from tutti.train.build import Objects, Pieces, build_pieces, choose_prefetch
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter
@@ -115,7 +116,7 @@ class Subject:
             def step() -> None:
                 timer.begin()
                 batch = next(batches)
-                timer.ended("data")
+                timer.ended(StepPart.DATA)
                 self._step(batch)
 
             for _ in range(self._made_ahead):

@@ -24,12 +24,13 @@ from tutti.errors import DeadlineError, Interrupted, RankLost, TrainingError, Tu
 from tutti.ranks.failures import end_rank, is_consequence
 from tutti.ranks.messages import MessageQueues
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import HangFinding, Phase, Position, find_missing, stack_of
+from tutti.ranks.positions import HangFinding, Position, find_missing, stack_of
 from tutti.ranks.stop_agreement import StopAgreement
 from tutti.ranks.time_limit import allocation_end
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import Record
+from tutti.runs.step_parts import StepPart
 
 ANSWER_SECONDS = 4.0  # how long a rank may take to report its position
 QUICK_ANSWER_SECONDS = 1.0  # when a rank is known to have ended
@@ -138,7 +139,8 @@ class HangSearch:
     def _write(self, finding: HangFinding, answers: Sequence[Position], main_hangs: bool) -> None:
         if self.folder is None:
             return
-        content = asdict(finding) | {"ranks": [asdict(answer) for answer in answers], "time": time.time()}
+        content = asdict(finding) | {"time": time.time()}
+        content["ranks"] = [asdict(answer) | {"phase": answer.phase.order} for answer in answers]
         with suppress(OSError):
             write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
             if main_hangs:  # and cannot write it
@@ -159,7 +161,7 @@ class Watch:
         self._margin = config.margin_seconds
         self._interval = min(_LONGEST_INTERVAL, config.timeout_seconds / 8)
         self._ends = allocation_end(os.environ) if placement.rank == 0 else None
-        self._mark: tuple[Phase, int, float] | None = None
+        self._mark: tuple[StepPart, int, float] | None = None
         self._main = threading.get_ident()
         self._screen = os.dup(2)  # the original stderr: output of a rank goes to its log while it trains
         self._queues = MessageQueues(store, placement.rank, placement.world_size)
@@ -173,7 +175,7 @@ class Watch:
 
     # Called by the main thread.
 
-    def at(self, phase: Phase, step: int) -> None:
+    def at(self, phase: StepPart, step: int) -> None:
         """The main thread begins a phase of a step; the next call must follow before the deadline."""
         self._mark = (phase, step, time.monotonic())
 
@@ -298,7 +300,7 @@ class Watch:
         self._stop_agreement.end_waiting()
 
     def _position(self) -> Position:
-        phase, step, since = self._mark or (Phase.BATCH, 0, time.monotonic())
+        phase, step, since = self._mark or (StepPart.DATA, 0, time.monotonic())
         seconds = time.monotonic() - since
         return Position(self._rank, platform.node(), phase, step, seconds, stack_of(self._main))
 

@@ -4,34 +4,23 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
+
+from tutti.runs.step_parts import StepPart
 
 _MAX_STACKS = 4
 _STACK_DEPTH = 12  # calls of a stack
 _TORCH_CALLS = ("_wrapped_call_impl", "_call_impl", "_run_ddp_forward")  # in every pass through a module
 
 
-class Phase(IntEnum):
-    """The phases of a step, in their order."""
-
-    BATCH = 0
-    FORWARD = 1
-    BACKWARD = 2
-    UPDATE = 3
-    LOG = 4
-    VALIDATION = 5
-    CHECKPOINT = 6
-
-
 _NAMES = {
-    Phase.BATCH: "waiting for its batch",
-    Phase.FORWARD: "in the forward pass",
-    Phase.BACKWARD: "in the backward pass, where gradients are averaged,",
-    Phase.UPDATE: "in the optimizer",
-    Phase.LOG: "at the means of the log window",
-    Phase.VALIDATION: "in validation",
-    Phase.CHECKPOINT: "at the checkpoint",
+    StepPart.DATA: "waiting for its batch",
+    StepPart.FORWARD: "in the forward pass",
+    StepPart.BACKWARD: "in the backward pass, where gradients are averaged,",
+    StepPart.OPTIMIZER: "in the optimizer",
+    StepPart.LOGGING: "at the means of the log window",
+    StepPart.VALIDATION: "in validation",
+    StepPart.CHECKPOINT: "at the checkpoint",
 }
 
 
@@ -41,7 +30,7 @@ class Position:
 
     rank: int
     host: str
-    phase: Phase
+    phase: StepPart
     step: int  # the current step, counted from 1
     seconds: float  # since the phase began
     stack: tuple[str, ...]  # Python calls, innermost last
@@ -49,7 +38,7 @@ class Position:
     @property
     def place(self) -> tuple[int, int]:
         """Progress, comparable between ranks."""
-        return self.step, int(self.phase)
+        return self.step, self.phase.order
 
     def sentence(self) -> str:
         return f"{_NAMES[self.phase]} of step {self.step:,} for {self.seconds:.0f} s"

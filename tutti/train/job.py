@@ -17,16 +17,16 @@ from tutti.errors import CheckpointError
 from tutti.optim.schedule import Schedule
 from tutti.ranks.group import Group
 from tutti.ranks.hang_detection import Watch
-from tutti.ranks.positions import Phase
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
+from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.clock import Clock
 from tutti.train.evaluate import evaluate
 from tutti.train.finite import check_finite
 from tutti.train.learner import Learner
 from tutti.train.meters import Meter, Metrics
-from tutti.train.phases import PHASES, combine
+from tutti.train.phases import combine
 from tutti.train.skipped import SkippedFiles
 from tutti.train.standing import Standing
 from tutti.train.stragglers import Stragglers
@@ -112,12 +112,12 @@ class Job(Standing):
         timer = self.learner.timer
         timer.lap(0)  # of the rehearsal
         while not self.has_reached and self.watch.goes_on(self.step):
-            self.watch.at(Phase.BATCH, self.step + 1)
+            self.watch.at(StepPart.DATA, self.step + 1)
             timer.begin()
             began = self.clock.wait_began()
             batch = next(self._batches, None)
             self.clock.wait_ended(began)
-            timer.ended("data")
+            timer.ended(StepPart.DATA)
             if batch is None:
                 return
             self._skipped.log()
@@ -132,13 +132,13 @@ class Job(Standing):
 
     def update_weights(self) -> None:
         """One step of the optimizer at the schedule's rate."""
-        self.watch.at(Phase.UPDATE, self.step + 1)
+        self.watch.at(StepPart.OPTIMIZER, self.step + 1)
         self.learner.update_weights(self.schedule.lr_at(self.step))
         self.step += 1
 
     def log(self) -> None:
         """Tell the means of the window that ends here; every rank enters."""
-        self.watch.at(Phase.LOG, self.step)
+        self.watch.at(StepPart.LOGGING, self.step)
         totals = self._window.totals(self.group, self._own_phases)
         values = self._window.means(totals)
         self._check_finite(values["loss"])
@@ -186,7 +186,7 @@ class Job(Standing):
         if self.valid_data is None:
             return {}
         data = self.valid_data
-        self.watch.at(Phase.VALIDATION, self.step)
+        self.watch.at(StepPart.VALIDATION, self.step)
         means = evaluate(
             self.learner, self.metrics, data, self.config, self.plan, self.group, self.device, self._validates
         )
@@ -198,7 +198,7 @@ class Job(Standing):
         """Save on all ranks; a disk that is full costs this checkpoint, not the run."""
         if self._saved_step == self.step:
             return
-        self.watch.at(Phase.CHECKPOINT, self.step)
+        self.watch.at(StepPart.CHECKPOINT, self.step)
         began = time.monotonic()
         with self.clock.paused("checkpoints"):
             self.learner.statistics.combine_ranks()
@@ -272,15 +272,15 @@ class Job(Standing):
         """Where the time of a window went, from the phases of all ranks; a slow one is named."""
         if not phases:
             return {}
-        cuts = range(0, len(phases), len(PHASES))
-        rows = [dict(zip(PHASES, phases[cut : cut + len(PHASES)], strict=True)) for cut in cuts]
-        own = [row["data"] + row["forward"] for row in rows]
+        cuts = range(0, len(phases), len(TIMED))
+        rows = [dict(zip(TIMED, phases[cut : cut + len(TIMED)], strict=True)) for cut in cuts]
+        own = [row[StepPart.DATA] + row[StepPart.FORWARD] for row in rows]
         for line in self.stragglers.compare(own, steps, seconds, self.step):
             self.journal.say(line)
         return combine(rows, seconds)
 
     def _validates(self) -> None:
-        self.watch.at(Phase.VALIDATION, self.step)
+        self.watch.at(StepPart.VALIDATION, self.step)
 
     def _check_finite(self, loss: float) -> None:
         check_finite(loss, self._losses, self.step, self.plan, self.config.seed, self.group)

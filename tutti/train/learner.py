@@ -15,8 +15,8 @@ from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
 from tutti.ranks.device import applies
 from tutti.ranks.group import Group
-from tutti.ranks.positions import Phase
 from tutti.ranks.seeds import seed_pass
+from tutti.runs.step_parts import StepPart
 from tutti.train.meters import Meter
 from tutti.train.phases import make_timer
 
@@ -49,7 +49,7 @@ class Learner:
         model: nn.Module,
         criterion: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer,
-        at: Callable[[Phase, int], None] = lambda *_: None,
+        at: Callable[[StepPart, int], None] = lambda *_: None,
     ) -> None:
         self.timer = make_timer(device, config.log)
         self._at = at  # who is told where a step is
@@ -80,15 +80,15 @@ class Learner:
             seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
-                self._at(Phase.FORWARD, batch.step + 1)
+                self._at(StepPart.FORWARD, batch.step + 1)
                 with self.autocast():
                     outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
-                self.timer.ended("forward")
-                self._at(Phase.BACKWARD, batch.step + 1)
+                self.timer.ended(StepPart.FORWARD)
+                self._at(StepPart.BACKWARD, batch.step + 1)
                 if self._graphs:  # the next pass writes over what this one gave
                     outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
-                self.timer.ended("communication" if self._meets else "backward")
+                self.timer.ended(StepPart.COMMUNICATION if self._meets else StepPart.BACKWARD)
                 self._meets = False
             losses.append(loss.detach())
             meter.add_loss(loss, self._micro_batch)
@@ -110,7 +110,7 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.timer.ended("update")
+        self.timer.ended(StepPart.OPTIMIZER)
 
     def predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
         """Outputs and loss of an evaluation batch; a ragged one is not worth compiling for."""
@@ -123,7 +123,7 @@ class Learner:
         return self._silence()
 
     def _all_gradients_there(self) -> None:
-        self.timer.ended("backward")
+        self.timer.ended(StepPart.BACKWARD)
         self._meets = True
 
     def _laid_out(self, inputs: Any) -> Any:

@@ -9,31 +9,29 @@ from typing import Protocol
 import torch
 
 from tutti.config.schema import LogConfig
-
-# Of every step, in this order; what lies between them belongs to none.
-PHASES: tuple[str, ...] = ("data", "forward", "backward", "communication", "update")
+from tutti.runs.step_parts import TIMED, StepPart
 
 _PAUSE = "pause"
 _SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart; they stand for all
 
 
 class StepTimer(Protocol):
-    """Marks between the phases of a step."""
+    """Marks between the parts of a step."""
 
     def begin(self) -> None:
-        """What has passed since the last mark belongs to no phase."""
+        """What has passed since the last mark belongs to no part."""
         ...
 
     def paused(self) -> None:
         """So does what has passed on the stream: a checkpoint was saved."""
         ...
 
-    def ended(self, phase: str) -> None:
-        """What has passed since the last mark belongs to this phase."""
+    def ended(self, part: StepPart) -> None:
+        """What has passed since the last mark belongs to this part of the step."""
         ...
 
-    def lap(self, steps: int) -> dict[str, float]:
-        """Seconds of the steps since the last lap by phase; a GPU must have done its work."""
+    def lap(self, steps: int) -> dict[StepPart, float]:
+        """Seconds of the steps since the last lap by part; a GPU must have done its work."""
         ...
 
 
@@ -51,9 +49,9 @@ class NoTimer:
 
     def paused(self) -> None: ...
 
-    def ended(self, phase: str) -> None: ...
+    def ended(self, part: StepPart) -> None: ...
 
-    def lap(self, steps: int) -> dict[str, float]:
+    def lap(self, steps: int) -> dict[StepPart, float]:
         return {}
 
 
@@ -61,7 +59,7 @@ class HostTimer:
     """The clock of the thread that computes."""
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds = dict.fromkeys(TIMED, 0.0)
         self._last = time.perf_counter()
 
     def begin(self) -> None:
@@ -70,13 +68,13 @@ class HostTimer:
     def paused(self) -> None:
         self.begin()
 
-    def ended(self, phase: str) -> None:
+    def ended(self, part: StepPart) -> None:
         now = time.perf_counter()
-        self._seconds[phase] += now - self._last
+        self._seconds[part] += now - self._last
         self._last = now
 
-    def lap(self, steps: int) -> dict[str, float]:
-        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+    def lap(self, steps: int) -> dict[StepPart, float]:
+        seconds, self._seconds = self._seconds, dict.fromkeys(TIMED, 0.0)
         return seconds
 
 
@@ -99,42 +97,45 @@ class StreamTimer:
     def paused(self) -> None:
         self._mark(_PAUSE)
 
-    def ended(self, phase: str) -> None:
-        ends_step = phase == PHASES[-1]
+    def ended(self, part: StepPart) -> None:
+        ends_step = part == TIMED[-1]
         if self._step % self._every_steps == 0:
-            self._mark(phase)
+            self._mark(part)
         elif ends_step and (self._step + 1) % self._every_steps == 0:
             self._mark(_PAUSE)
         self._step += ends_step
 
-    def lap(self, steps: int) -> dict[str, float]:
-        seconds = dict.fromkeys((*PHASES, _PAUSE), 0.0)
-        for (_, began), (phase, event) in itertools.pairwise(self._marks):
-            seconds[phase] += began.elapsed_time(event) / 1000
-        marked = sum(phase == PHASES[-1] for phase, _ in self._marks)
-        waited = sum(phase == PHASES[0] for _, (phase, _) in itertools.pairwise(self._marks))  # the first has no begin
+    def lap(self, steps: int) -> dict[StepPart, float]:
+        seconds: dict[str, float] = dict.fromkeys((*TIMED, _PAUSE), 0.0)
+        for (_, began), (part, event) in itertools.pairwise(self._marks):
+            seconds[part] += began.elapsed_time(event) / 1000
+        marked = sum(part == TIMED[-1] for part, _ in self._marks)
+        waited = sum(part == TIMED[0] for _, (part, _) in itertools.pairwise(self._marks))  # the first has no begin
         self._spare += [event for _, event in self._marks]
         self._marks, self._step = [], 0
-        clocked = dict.fromkeys(PHASES, marked) | {PHASES[0]: waited}
-        return {phase: seconds[phase] * steps / max(1, clocked[phase]) for phase in PHASES}
+        clocked = dict.fromkeys(TIMED, marked) | {TIMED[0]: waited}
+        return {part: seconds[part] * steps / max(1, clocked[part]) for part in TIMED}
 
-    def _mark(self, phase: str) -> None:
+    def _mark(self, part: str) -> None:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
-        self._marks.append((phase, event))
+        self._marks.append((part, event))
 
 
-def combine(rows: Sequence[Mapping[str, float]], seconds: float) -> dict[str, float]:
-    """What a log window tells of its phases, from those of every rank.
+def combine(rows: Sequence[Mapping[StepPart, float]], seconds: float) -> dict[str, float]:
+    """What a log window tells of the parts of its steps, from those of every rank.
 
     Ranks that come early to an exchange of gradients wait there for the others: the least time that any rank was in it
     is the exchange itself, and what the others were in it beyond that is waiting.
     """
-    means = {phase: fmean(row[phase] for row in rows) for phase in PHASES}
-    exchange = min(row["communication"] for row in rows)
-    told = {f"{phase}_seconds": value for phase, value in means.items()} | {"communication_seconds": exchange}
+    means = {part: fmean(row[part] for row in rows) for part in TIMED}
+    exchange = min(row[StepPart.COMMUNICATION] for row in rows)
+    told = {f"{part.key}_seconds": value for part, value in means.items()} | {"communication_seconds": exchange}
     if len(rows) > 1:
-        told["waiting_seconds"] = means["communication"] - exchange
+        told["waiting_seconds"] = means[StepPart.COMMUNICATION] - exchange
         told["communication_share"] = exchange / seconds
         told["waiting_share"] = told["waiting_seconds"] / seconds
-    return told | {"data_share": means["data"] / seconds, "rest_seconds": max(0.0, seconds - sum(means.values()))}
+    return told | {
+        "data_share": means[StepPart.DATA] / seconds,
+        "rest_seconds": max(0.0, seconds - sum(means.values())),
+    }

@@ -18,6 +18,7 @@ from tutti.cli import profile_script
 from tutti.cli.main import app
 from tutti.cli.profile import profile
 from tutti.errors import ConfigError
+from tutti.runs.step_parts import StepPart
 
 pytestmark = pytest.mark.xdist_group("profile")
 Profiled = tuple[Finished, Path]
@@ -45,11 +46,10 @@ def test_each_rank_leaves_a_trace_of_exactly_the_steps(profiled: Profiled) -> No
         events = read_file(profiled[1] / "traces" / f"rank-{rank}.json.gz")["traceEvents"]
         steps = named(events, lambda name: name.startswith("step "))
         assert [step["name"] for step in steps] == ["step 3", "step 4"]
-        parts = [
-            e["name"] for e in named(events, lambda name: name in ("batch", "forward", "backward", "update", "log"))
-        ]
-        once = ["batch", *["forward", "backward"] * 2, "update"]  # two passes of 16 samples on each rank
-        assert parts == [*once, *once, "log"]
+        names = ("data loading", "forward", "backward", "optimizer", "logging")
+        parts = [e["name"] for e in named(events, lambda name: name in names)]
+        once = ["data loading", *["forward", "backward"] * 2, "optimizer"]  # two passes of 16 samples on each rank
+        assert parts == [*once, *once, "logging"]
         operators = [e for e in events if e.get("cat") == "cpu_op"]
         assert operators
         begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
@@ -77,7 +77,7 @@ def test_the_timeline_shows_both_ranks_on_one_clock(profiled: Profiled) -> None:
 @pytest.mark.ranks
 def test_the_parts_of_a_step_follow_each_other(profiled: Profiled) -> None:
     events = read_file(profiled[1] / "traces" / "rank-0.json.gz")["traceEvents"]
-    parts = named(events, lambda name: name in ("batch", "forward", "backward", "update"))
+    parts = named(events, lambda name: name in ("data loading", "forward", "backward", "optimizer"))
     assert all(one["ts"] + one["dur"] <= next_one["ts"] + 0.01 for one, next_one in pairwise(parts))
 
 
@@ -111,13 +111,13 @@ def test_on_a_gpu_the_parts_of_a_step_are_ranges_for_nsight_too(monkeypatch: pyt
     monkeypatch.setattr("torch.cuda.nvtx.range_push", heard.append)
     monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: heard.append("end"))
     ranges = Ranges(on_gpu=True)
-    ranges.enter("update")  # before the first step: nothing is open
+    ranges.enter(StepPart.OPTIMIZER)  # before the first step: nothing is open
     ranges.begin_step(5)
-    for part in ("batch", "forward", "update", "update"):
+    for part in (StepPart.DATA, StepPart.FORWARD, StepPart.OPTIMIZER, StepPart.OPTIMIZER):
         ranges.enter(part)
     ranges.begin_step(6)
     ranges.close()
-    assert heard == ["step 5", "batch", "end", "forward", "end", "update", "end", "end", "step 6", "end"]
+    assert heard == ["step 5", "data loading", "end", "forward", "end", "optimizer", "end", "end", "step 6", "end"]
 
 
 def test_on_a_gpu_the_recorder_calls_nsight_around_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

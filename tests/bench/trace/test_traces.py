@@ -150,7 +150,7 @@ def test_on_a_cpu_operators_hide_communication() -> None:
     assert (found.window, found.computing, found.communication) == (100_000, 50_000, 40_000)
     assert (found.hidden, found.exposed, found.idle) == (20_000, 20_000, 30_000)
     assert found.steps == {4: 100_000}
-    assert (found.parts["forward"], found.parts["backward"], found.parts["batch"]) == (40_000, 50_000, 0)
+    assert (found.parts["forward"], found.parts["backward"], found.parts["data loading"]) == (40_000, 50_000, 0)
 
 
 def test_an_operator_has_its_own_time_without_what_it_calls() -> None:
@@ -206,7 +206,7 @@ def on_gpu() -> RankSummary:
                 part("forward", 0, 30),
                 span("aten::mm", 5, 10),
                 span("cudaLaunchKernel", 6, 8, "cuda_runtime"),
-                part("update", 30, 60),
+                part("optimizer", 30, 60),
                 span("aten::item", 32, 58),
                 span("cudaStreamSynchronize", 33, 58, "cuda_runtime"),
                 kernel("gemm", 10, 40),
@@ -236,7 +236,7 @@ def test_gaps_say_what_the_host_was_in() -> None:
 
 
 def test_a_gap_over_two_parts_belongs_to_the_one_with_more_of_it() -> None:
-    events = [part("step 1", 0, 100), part("batch", 0, 40), part("forward", 40, 100), span("aten::mm", 0, 30)]
+    events = [part("step 1", 0, 100), part("data loading", 0, 40), part("forward", 40, 100), span("aten::mm", 0, 30)]
     (gap,) = summarise(trace_of(file_of(*events)), 0, "h0").gaps
     assert (gap.part, gap.nanoseconds, gap.meanwhile) == ("forward", 70_000, "Python in forward")
 

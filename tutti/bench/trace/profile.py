@@ -22,6 +22,7 @@ from tutti.errors import FolderError, Interrupted
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
+from tutti.runs.step_parts import StepPart
 from tutti.train.build import Objects, build_job
 from tutti.train.check import check_parts
 from tutti.train.job import Job
@@ -136,7 +137,7 @@ def _walk(session: Session, job: Job, ranges: Ranges, asked: Asked, recorder: Re
     clocks = _approach(session, job.step, asked, recorder)
     for batch in job.batches():
         job.forward_backward(batch)
-        ranges.enter("update")
+        ranges.enter(StepPart.OPTIMIZER)
         job.learner.clip_gradients()
         job.update_weights()
         if job.logs_after(job.step):

@@ -8,20 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from tutti.bench.trace.summary import DIRECT
+from tutti.bench.trace.summary import DIRECT, PARTS
 from tutti.config.schema import RuntimeConfig
 from tutti.parallel.host_memory import HostMemory
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import Phase
-
-_NAMES = {
-    Phase.BATCH: "batch",
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.UPDATE: "update",
-    Phase.LOG: "log",
-}
+from tutti.runs.step_parts import StepPart
 
 
 class Ranges:
@@ -35,13 +27,13 @@ class Ranges:
         self.close()
         self._push(f"step {step}")
 
-    def enter(self, part: str) -> None:
+    def enter(self, part: StepPart) -> None:
         """The next part of the step; the one before it ends."""
         if not self._open or self._open[-1][0] == part:
             return
         if len(self._open) > 1:
             self._pop()
-        self._push(part)
+        self._push(part.value)
 
     def close(self) -> None:
         """The step is over."""
@@ -70,12 +62,12 @@ class MarkingWatch(Watch):
         self._ranges = ranges
         super().__init__(placement, store, hosts, config)
 
-    def at(self, phase: Phase, step: int) -> None:
-        super().at(phase, step)
-        if phase is Phase.BATCH:
+    def at(self, part: StepPart, step: int) -> None:
+        super().at(part, step)
+        if part is StepPart.DATA:
             self._ranges.begin_step(step)
-        if phase in _NAMES:
-            self._ranges.enter(_NAMES[phase])
+        if part in PARTS:
+            self._ranges.enter(part)
 
 
 @contextmanager

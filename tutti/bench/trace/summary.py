@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tutti.bench.trace.intervals import Interval, by_track, innermost, intersect, subtract, total, union
 from tutti.bench.trace.read import Span, Trace, Track
+from tutti.runs.step_parts import StepPart
 
 DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
 Collective = tuple[str, Interval]
@@ -55,7 +56,7 @@ def _asks_for_it(span: Span) -> bool:
     return span.kind == "cpu_op" and span.name.startswith("c10d::")
 
 
-PARTS = ("batch", "forward", "backward", "update", "log")  # of a step, in its order
+PARTS = (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER, StepPart.LOGGING)
 _MOST_GAPS = 5
 
 
@@ -195,7 +196,7 @@ def _is_told(span: Span) -> bool:
 
 
 def _parts(spans: Iterable[Span]) -> dict[str, int]:
-    sums: dict[str, int] = dict.fromkeys(PARTS, 0)
+    sums: dict[str, int] = {part.value: 0 for part in PARTS}
     for span in spans:
         if span.kind == "user_annotation" and span.name in sums:
             sums[span.name] += span.end - span.begin
