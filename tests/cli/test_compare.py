@@ -59,10 +59,10 @@ def test_results_are_those_of_the_run_folders(
     assert rows["final training loss"] == ["0.2500", "0.2500"]
     assert rows["time of training"] == ["8.50 s", "4.25 s"]  # the first step takes ten times as long
     assert rows["samples/s"] == ["128", "256"]  # and is left out of the speed
-    assert rows["reading"] == ["10.0%", "10.0%"]
-    assert rows["computing"] == ["60.0%", "60.0%"]
+    assert rows["data loading"] == ["10.0%", "10.0%"]
+    assert rows["compute"] == ["60.0%", "60.0%"]
     assert rows["communication"] == ["15.0%", "15.0%"]
-    assert rows["waiting"] == ["5.0%", "5.0%"]
+    assert rows["straggler"] == ["5.0%", "5.0%"]
     assert rows["run folder"] == runs
 
 

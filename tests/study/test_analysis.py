@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from study_folders import Made, scale_study, sweep_study
 
+from tutti.runs.step_parts import SHARES
 from tutti.study.analysis import Analysis, analyse
 from tutti.study.definition import Goal, Point, State, StudyFolder, read_definition
-from tutti.study.outcome import SHARES, read_outcomes
+from tutti.study.outcome import read_outcomes
 from tutti.study.series import axis_of, describe, find_series, value_words
 
 

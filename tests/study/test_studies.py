@@ -29,8 +29,9 @@ from study_figures import (
 from waiting import wait_until
 
 from tutti.config.load import resolve
+from tutti.runs.step_parts import SHARES
 from tutti.study.definition import StudyFolder, read_definition, read_state
-from tutti.study.outcome import SHARES, read_outcomes
+from tutti.study.outcome import read_outcomes
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("studies")]
 

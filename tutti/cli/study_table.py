@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tutti.cli.tables import print_table
 from tutti.runs.screen import show_number
+from tutti.runs.step_parts import StepPart
 from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting, analyse
 from tutti.study.definition import Definition, StudyFolder, read_state
@@ -62,7 +63,7 @@ def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
     row["spread"] = _spread(setting.finished)
     point = analysis.scaling.at(setting.ranks) if analysis.scaling else None
     row["efficiency"] = f"{point.efficiency.value:.0%}" if point else ""
-    exchange = point.share_estimates.get("communication") if point and setting.ranks > 1 else None
+    exchange = point.share_estimates.get(StepPart.COMMUNICATION) if point and setting.ranks > 1 else None
     row["communication"] = f"{exchange.value:.0%}" if exchange else ""
     metric = analysis.metric
     if metric is not None and analysis.definition.goal.kind != "steps":

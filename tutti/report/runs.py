@@ -9,6 +9,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.metrics import read_events
 from tutti.runs.record import read_record, state_of, summarise_epochs
 from tutti.runs.screen import show_number
+from tutti.runs.step_parts import StepPart
 from tutti.study.outcome import shares_of
 
 
@@ -34,7 +35,7 @@ class RunOutcome:
     best: Mapping[str, Mapping[str, float]]  # by metric: value and epoch
     training_seconds: float
     samples_per_second: float | None
-    shares: Mapping[str, float]  # of a step, after the first; empty where phases were not kept
+    shares: Mapping[StepPart, float]  # of a step, after the first; empty where phases were not kept
 
 
 def read_run(folder: RunFolder) -> RunOutcome:
@@ -195,7 +196,7 @@ def _best(run: RunOutcome, name: str) -> str:
     return f"{show_number(name, found['value'])} (epoch {found['epoch']})" if found else ""
 
 
-def _share(run: RunOutcome, share: str) -> str:
+def _share(run: RunOutcome, share: StepPart) -> str:
     return f"{run.shares[share]:.1%}" if share in run.shares else ""
 
 

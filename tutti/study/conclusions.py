@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+from tutti.runs.step_parts import StepPart
 from tutti.study.analysis import Analysis
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.links import conclude_links
@@ -44,7 +45,7 @@ def _efficiency_moves(first: ScalePoint, second: ScalePoint) -> str:
         )
     moves = "rises" if after.value > before.value else "falls"
     words = f"efficiency at {first.ranks} ranks {moves} from {percent(before.value)} to {percent(after.value)}"
-    shares = [point.share_estimates.get("communication") for point in (first, second)]
+    shares = [point.share_estimates.get(StepPart.COMMUNICATION) for point in (first, second)]
     if shares[0] and shares[1] and (shares[0].is_above(shares[1]) or shares[0].is_below(shares[1])):
         moves = "falls" if shares[1].value < shares[0].value else "rises"
         ends = f"from {percent(shares[0].value)} to {percent(shares[1].value)}"
@@ -135,7 +136,7 @@ def _efficiency(scaling: Scaling) -> str:
 
 def _exposed(point: ScalePoint, base: ScalePoint) -> str:
     """What communication takes, where it is more than on the smallest number of ranks."""
-    mine, before = (each.share_estimates.get("communication") for each in (point, base))
+    mine, before = (each.share_estimates.get(StepPart.COMMUNICATION) for each in (point, base))
     if mine is None or before is None or not mine.is_above(before):
         return ""
     return f", where exposed communication takes {percent(mine.value)} of the step"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.definition import Definition, Mode
 from tutti.study.fits import (
     CommunicationFit,
@@ -20,7 +21,7 @@ from tutti.study.fits import (
     fit_gustafson,
     median_of_runs,
 )
-from tutti.study.outcome import SHARES, Outcome, Window, shares_together
+from tutti.study.outcome import Outcome, Window, shares_together
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class ScalePoint:
     speed: Estimate  # samples/s of all ranks
     speedup: Estimate  # against the smallest number of ranks
     efficiency: Estimate  # speed-up by how many times as many ranks there are
-    shares: Mapping[str, float]  # by SHARES; empty where phases were not kept
-    share_estimates: Mapping[str, Estimate]  # the same, as medians of windows
+    shares: Mapping[StepPart, float]  # by SHARES; empty where phases were not kept
+    share_estimates: Mapping[StepPart, Estimate]  # the same, as medians of windows
     step_seconds: float | None
 
-    def seconds(self, part: str) -> Estimate | None:
+    def seconds(self, part: StepPart) -> Estimate | None:
         """What a part takes of a step."""
         if self.step_seconds is None or part not in self.share_estimates:
             return None
@@ -98,7 +99,7 @@ def _point(
     )
 
 
-def _share_estimates(runs: Sequence[Outcome]) -> dict[str, Estimate]:
+def _share_estimates(runs: Sequence[Outcome]) -> dict[StepPart, Estimate]:
     known = [[window.shares for window in run.windows if window.shares] for run in runs]
     known = [shares for shares in known if shares]
     values = {part: [[each[part] for each in shares] for shares in known] for part in SHARES} if known else {}
@@ -118,4 +119,4 @@ def _with_phases(runs: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Outcom
 
 
 def _communication_seconds(window: Window, run: Outcome) -> float:
-    return window.shares["communication"] * run.plan["global_batch"] / window.samples_per_second
+    return window.shares[StepPart.COMMUNICATION] * run.plan["global_batch"] / window.samples_per_second

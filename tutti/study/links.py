@@ -12,6 +12,7 @@ from tutti.bench.collectives.model import Model, read_models
 from tutti.bench.collectives.results import FILE, read_conditions
 from tutti.config.schema import MOST_DIRECT_BYTES
 from tutti.errors import ConfigError, FolderError
+from tutti.runs.step_parts import StepPart
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.fits import Estimate
 from tutti.study.numbers import duration, percent
@@ -111,7 +112,7 @@ def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run
     on_cpu = run.conditions.get("device") == "cpu"
     if not size:
         return "the record does not say that gradients are averaged, and how large they are. Run the study again"
-    if point.seconds("communication") is None:
+    if point.seconds(StepPart.COMMUNICATION) is None:
         return "the time of communication was not kept. Run the study with log.phases=true"
     device = conditions.get("device", "cpu")
     if on_cpu != (device == "cpu"):
@@ -126,7 +127,7 @@ def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run
 
 def _exchange(model: Model, point: ScalePoint, run: Outcome) -> Exchange:
     across = len(set(run.conditions["hosts"])) > 1
-    size, exposed = run.plan["gradient_bytes"], point.seconds("communication")
+    size, exposed = run.plan["gradient_bytes"], point.seconds(StepPart.COMMUNICATION)
     assert exposed is not None
     is_measured = point.ranks in model.regime(point.ranks, across).measured_ranks
     return Exchange(point.ranks, size, model.seconds(point.ranks, size, across), is_measured, exposed)

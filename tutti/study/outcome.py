@@ -11,16 +11,9 @@ from typing import Any
 from tutti.errors import FolderError
 from tutti.runs.metrics import read_all_events
 from tutti.runs.record import read_record
+from tutti.runs.step_parts import COMPUTE, SHARES, StepPart
 from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
 
-_PHASES = {  # of a step, by the share that they are part of
-    "reading": ("data",),
-    "computing": ("forward", "backward", "update"),
-    "communication": ("communication",),
-    "waiting": ("waiting",),
-    "rest": ("rest",),
-}
-SHARES = tuple(_PHASES)  # together all of a step
 _NEEDED = {"step": ("step", "seconds", "loss", "samples_per_second"), "epoch": ("step", "epoch")}
 
 
@@ -31,7 +24,7 @@ class Window:
     step: int  # the last one
     seconds: float
     samples_per_second: float
-    shares: Mapping[str, float]  # by SHARES; empty where phases were not kept
+    shares: Mapping[StepPart, float]  # by SHARES; empty where phases were not kept
 
 
 @dataclass(frozen=True)
@@ -68,19 +61,23 @@ def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
     return [_read(folder, definition, point) for point in definition.points]
 
 
-def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[StepPart, float]:
     """The shares of log windows together; none where phases were not kept."""
     known = [event for event in events if "forward_seconds" in event]
     seconds = sum(event.get("seconds") or 0.0 for event in known)
     if not seconds:
         return {}
     return {
-        share: sum(event.get(f"{phase}_seconds") or 0.0 for event in known for phase in phases) / seconds
-        for share, phases in _PHASES.items()
+        share: sum(event.get(f"{part.key}_seconds") or 0.0 for event in known for part in _parts(share)) / seconds
+        for share in SHARES
     }
 
 
-def shares_together(windows: Iterable[Window]) -> dict[str, float]:
+def _parts(share: StepPart) -> tuple[StepPart, ...]:
+    return COMPUTE if share is StepPart.COMPUTE else (share,)
+
+
+def shares_together(windows: Iterable[Window]) -> dict[StepPart, float]:
     """The shares of windows together, each by its time; none where phases were not kept."""
     known = [window for window in windows if window.shares]
     seconds = sum(window.seconds for window in known)

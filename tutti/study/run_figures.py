@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tutti.config.targets import is_lower_better, is_reached
+from tutti.runs.step_parts import StepPart
 from tutti.study.definition import Goal
 from tutti.study.outcome import Outcome, shares_together
 
@@ -48,7 +49,7 @@ class RunFigures:
     speed: Summary | None = None  # samples/s, over windows
     outlier_windows: tuple[int, ...] = ()  # by their last step
     is_outlier: bool = False  # among the repeats of its setting
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[StepPart, float] = field(default_factory=dict)
     final: Mapping[str, float] = field(default_factory=dict)
     best: Mapping[str, float] = field(default_factory=dict)
     reached: Reached | None = None

@@ -22,6 +22,7 @@ from tutti.runs.step_parts import StepPart
 
 pytestmark = pytest.mark.xdist_group("profile")
 Profiled = tuple[Finished, Path]
+PARTS = ("data loading", "forward", "backward", "optimizer", "logging")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,7 @@ def test_each_rank_leaves_a_trace_of_exactly_the_steps(profiled: Profiled) -> No
         events = read_file(profiled[1] / "traces" / f"rank-{rank}.json.gz")["traceEvents"]
         steps = named(events, lambda name: name.startswith("step "))
         assert [step["name"] for step in steps] == ["step 3", "step 4"]
-        names = ("data loading", "forward", "backward", "optimizer", "logging")
-        parts = [e["name"] for e in named(events, lambda name: name in names)]
+        parts = [e["name"] for e in named(events, PARTS.__contains__)]
         once = ["data loading", *["forward", "backward"] * 2, "optimizer"]  # two passes of 16 samples on each rank
         assert parts == [*once, *once, "logging"]
         operators = [e for e in events if e.get("cat") == "cpu_op"]

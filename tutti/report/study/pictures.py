@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, colour_of, tick_words
+from tutti.runs.step_parts import StepPart
 
 _MARKS = ("o", "s", "D", "^", "v", "p", "*")
 _DASHES = ("-", "--", ":", "-.")
 _SHORT_LEGEND = 5  # entries that find room among the curves
-_HATCHES = {"communication": "//", "waiting": "\\\\"}
+_HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "//", StepPart.STRAGGLER: "\\\\"}
 
 
 def draw_charts(charts: list[Chart], folder: Path) -> list[Path]:

@@ -6,10 +6,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, colour_of, tick_words
+from tutti.runs.step_parts import StepPart
 
 _MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_HATCHES = {"communication": "/", "waiting": "\\"}
+_HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "/", StepPart.STRAGGLER: "\\"}
 _NEUTRAL = "#808080"
 
 

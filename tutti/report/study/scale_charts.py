@@ -5,13 +5,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, Study, axis_along, log_axis
+from tutti.runs.step_parts import StepPart
 from tutti.study.conclusions import GOOD
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.fits import Estimate
 from tutti.study.numbers import count, duration, percent, percent_between
-from tutti.study.outcome import SHARES
 
-PART_COLOURS = {"computing": 0, "communication": 1, "waiting": 3, "reading": 4, "rest": 6}
+PART_COLOURS = {
+    StepPart.COMPUTE: 0,
+    StepPart.COMMUNICATION: 1,
+    StepPart.STRAGGLER: 3,
+    StepPart.DATA: 4,
+    StepPart.OTHER: 6,
+}
 
 
 def scale_charts(studies: Sequence[Study]) -> list[Chart]:
@@ -79,19 +85,19 @@ def _parts(studies: Sequence[Study]) -> Chart | None:
     places = [f"{p.ranks}, {study.name}" if several else str(p.ranks) for study, p in bars]
     curves = [
         Curve(
-            part,
+            part.value,
             places,
             [point.shares[part] for _, point in bars],
             [_part_text(point, part) for _, point in bars],
             colour=PART_COLOURS[part],
         )
-        for part in sorted(SHARES, key=list(PART_COLOURS).index)
+        for part in PART_COLOURS
     ]
     return Chart(
         "parts",
         "Where a step goes",
         "Shares of a step by number of ranks. Communication is what is exposed: not hidden behind the backward pass. "
-        "Waiting is for the slowest rank.",
+        "Straggler is the time that ranks wait for the slowest one.",
         Axis("ranks"),
         Axis("share of a step", percent=True, least=0.0, most=1.0),
         tuple(curves),
@@ -104,7 +110,7 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
     curves = []
     for index, study in enumerate(studies):
         scaling = _scaling(study)
-        points = [point for point in scaling.points if point.ranks > 1 and point.seconds("communication")]
+        points = [point for point in scaling.points if point.ranks > 1 and point.seconds(StepPart.COMMUNICATION)]
         if not points:
             continue
         curves.append(
@@ -218,13 +224,13 @@ def _speed_text(point: ScalePoint) -> str:
     return f"{_of(point)}<br>{value} samples/s ({low} to {high})"
 
 
-def _part_text(point: ScalePoint, part: str) -> str:
+def _part_text(point: ScalePoint, part: StepPart) -> str:
     seconds = f", {duration(point.shares[part] * point.step_seconds)}" if point.step_seconds else ""
     return f"{_of(point)}<br>{part} {point.shares[part]:.1%}{seconds}"
 
 
 def _exposed(point: ScalePoint) -> Estimate:
-    found = point.seconds("communication")
+    found = point.seconds(StepPart.COMMUNICATION)
     assert found is not None
     return found
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
-from tutti.study.outcome import SHARES
 from tutti.study.run_figures import RunFigures, Summary
 from tutti.study.series import value_words
 
@@ -50,7 +50,7 @@ def _scaling_table(analysis: Analysis) -> Table:
     rows = []
     for point in analysis.scaling.points:
         is_first = point is analysis.scaling.points[0]  # against which the others are held
-        share = point.share_estimates.get("communication")
+        share = point.share_estimates.get(StepPart.COMMUNICATION)
         speed = point.speed
         texts = [
             str(point.ranks),
@@ -147,7 +147,7 @@ def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path,
         numbers.speed(speed.median) if speed else "",
         str(speed.n) if speed else "",
         f"{numbers.speed(speed.low)} to {numbers.speed(speed.high)}" if speed else "",
-        percent(run.shares["communication"], 1) if run.shares else "",
+        percent(run.shares[StepPart.COMMUNICATION], 1) if run.shares else "",
     ]
     if metric:
         texts += [metric_number(metric, each[metric]) if metric in each else "" for each in (run.final, run.best)]
@@ -234,7 +234,7 @@ def points_csv(analysis: Analysis) -> str:
     keys = list(dict.fromkeys(key for run in analysis.runs for key in run.outcome.point.values if key != "ranks"))
     titles = ["id", "state", "reason", "ranks", *keys, "repeat", "seed", "global_batch", "per_rank_batch", "windows"]
     titles += ["samples_per_second", "samples_per_second_low", "samples_per_second_high", "outlier", "outlier_windows"]
-    titles += [f"{part}_share" for part in SHARES]
+    titles += [f"{part.share_key}_share" for part in SHARES]
     titles += ["gradient_bytes", "exposed_seconds", "all_reduce_seconds"] if analysis.links else []
     titles += [f"{which}_{name}" for name in metrics for which in ("final", "best")]
     titles += ["goal_epoch", "goal_step", "goal_seconds", "collapse", "folder"]
@@ -255,7 +255,7 @@ def _csv_row(run: RunFigures, keys: list[str], metrics: list[str]) -> dict[str, 
         row |= {"windows": speed.n, "samples_per_second": speed.median}
         row |= {"samples_per_second_low": speed.low, "samples_per_second_high": speed.high}
         row |= {"outlier": run.is_outlier, "outlier_windows": len(run.outlier_windows)}
-    row |= {f"{part}_share": share for part, share in run.shares.items()}
+    row |= {f"{part.share_key}_share": share for part, share in run.shares.items()}
     row |= {f"final_{name}": run.final.get(name) for name in metrics} | {
         f"best_{name}": run.best.get(name) for name in metrics
     }
@@ -269,7 +269,7 @@ def _csv_exchange(analysis: Analysis, run: RunFigures) -> dict[str, Any]:
     found = analysis.links.at(run.outcome.point.ranks) if analysis.links else None
     if found is None or not run.shares or run.speed is None:
         return {}
-    exposed = run.shares["communication"] * run.outcome.plan["global_batch"] / run.speed.median
+    exposed = run.shares[StepPart.COMMUNICATION] * run.outcome.plan["global_batch"] / run.speed.median
     return {
         "gradient_bytes": found.gradient_bytes,
         "exposed_seconds": exposed,
