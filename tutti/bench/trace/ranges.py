@@ -62,12 +62,12 @@ class MarkingWatch(Watch):
         self._ranges = ranges
         super().__init__(placement, store, hosts, config)
 
-    def at(self, part: StepPart, step: int) -> None:
-        super().at(part, step)
-        if part is StepPart.DATA:
+    def at(self, phase: StepPart, step: int) -> None:
+        super().at(phase, step)
+        if phase is StepPart.DATA:
             self._ranges.begin_step(step)
-        if part in PARTS:
-            self._ranges.enter(part)
+        if phase in PARTS:
+            self._ranges.enter(phase)
 
 
 @contextmanager
