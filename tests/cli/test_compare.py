@@ -8,8 +8,8 @@ import pytest
 from conftest import command
 from run_folders import make_run
 
-from tutti.cli.compare import compare
-from tutti.cli.runs import list_runs
+from tutti.cli.runs import compare
+from tutti.cli.runs import runs as list_runs
 from tutti.errors import ConfigError, FolderError
 from tutti.runs.folder import RunFolder
 
@@ -127,14 +127,14 @@ def test_the_table_of_runs_has_batch_and_time_and_can_be_sorted(
     )
 
     def folders(sort: str) -> list[str]:
-        list_runs(tmp_path / "runs", None, sort)
+        list_runs(None, tmp_path / "runs", sort)
         return [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
 
     assert folders("started") == folders("ranks") == runs
     assert folders("accuracy") == folders("loss") == folders("time") == folders("samples/s") == runs[::-1]
     with pytest.raises(ConfigError, match=r"--sort acuracy: expected one of started, .*\. Did you mean 'accuracy'\?"):
         folders("acuracy")
-    list_runs(tmp_path / "runs", None)
+    list_runs(None, tmp_path / "runs")
     title, row, _ = capsys.readouterr().out.splitlines()
     assert " ".join(title.split()) == "recipe state ranks epochs metrics samples/s batch time run folder"
     assert re.search(r" 128 +64 +8\.50 s  ", row)
@@ -142,6 +142,6 @@ def test_the_table_of_runs_has_batch_and_time_and_can_be_sorted(
 
 @pytest.mark.system
 def test_comparing_and_the_board_need_no_torch(tmp_path: Path) -> None:
-    light = "import sys, tutti.cli.board, tutti.cli.compare, tutti.report.curves; print('torch' in sys.modules)"
+    light = "import sys, tutti.cli.board, tutti.cli.runs, tutti.report.curves; print('torch' in sys.modules)"
     done = command(sys.executable, "-c", light, cwd=tmp_path)
     assert (done.code, done.out) == (0, "False\n"), done.all

@@ -1,15 +1,15 @@
 """`tutti bench RECIPE`: measure on ranks started here or as one of them, then print a table and the verdict."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+import typer
 
-from tutti.cli.ranks import on_ranks, place
+from tutti.cli.options import Overrides, Ranks, examples
+from tutti.cli.ranks import StatusLine, on_ranks, place
 from tutti.cli.tables import print_table
 from tutti.config.recipes import make_importable
+from tutti.errors import ConfigError
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
 
@@ -18,7 +18,50 @@ if TYPE_CHECKING:
     from tutti.bench.run import Bench
 
 
+_COLLECTIVES = "Only for tutti bench collectives"
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "tutti bench mnist -n 2",
+        "tutti bench nbody/bs64_opt data.workers=8 --seconds 60",
+        "tutti bench nbody/short --variants benchmarks/nbody_ladder.yaml",
+        "tutti bench collectives -n 4",
+        "srun -N4 tutti bench collectives --sizes 1KB,1MB,64MB",
+    )
+)
 def bench(
+    recipe: Annotated[str, typer.Argument(help="A recipe, or the word collectives.")],
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    trials: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
+    seconds: Annotated[float, typer.Option(help="About how long to measure a recipe, or a variant.")] = 20.0,
+    variants: Annotated[
+        Path | None, typer.Option(help="A YAML file of names, each with a list of overrides: measured one by one.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Message sizes, as in 1KB,1MB.", rich_help_panel=_COLLECTIVES)
+    ] = None,
+    operations: Annotated[
+        str | None, typer.Option(help="all_reduce, broadcast, all_gather.", rich_help_panel=_COLLECTIVES)
+    ] = None,
+) -> None:
+    """Measure the time of reading, computing and communicating, and tell what limits the throughput of a recipe."""
+    if recipe != "collectives":
+        if sizes is not None or operations is not None:
+            raise ConfigError("--sizes and --operations are for tutti bench collectives: leave them out for a recipe.")
+        _bench_recipe(recipe, overrides or [], ranks, trials, seconds, variants)
+        return
+    from tutti.cli.collectives import bench_collectives
+
+    if variants is not None:
+        raise ConfigError("--variants is for a recipe: leave it out of tutti bench collectives.")
+    bench_collectives(overrides or [], ranks, trials, seconds, sizes, operations)
+
+
+def _bench_recipe(
     recipe: str, overrides: list[str], ranks: int | None, trials: int, seconds: float, variants: Path | None
 ) -> None:
     """Measure a recipe, or variants of it."""
@@ -32,7 +75,7 @@ def bench(
     def work(placement: Placement, folder: RunFolder | None) -> Any:
         from tutti.bench import run
 
-        with Shown(placement) as tell:
+        with StatusLine(placement) as tell:
             found = run.bench(chosen, placement, folder, trials, seconds, tell)
         if placement.rank == 0:
             _show(found)
@@ -110,27 +153,3 @@ def _print_variants(found: "Bench") -> None:
     titles = ["samples/s", *phases, "whole", "spread", "bound by"]
     print_table(titles, rows, titles[1:-1])
     print()
-
-
-class Shown:
-    """What is being measured, on a terminal; drawn when it changes only, so that nothing runs beside a measurement."""
-
-    def __init__(self, placement: Placement) -> None:
-        live = placement.rank == 0 and placement.launcher in ("none", "torchrun") and sys.stdout.isatty()
-        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-        console = Console(file=sys.stdout)  # the real one: ranks write to their logs later
-        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False) if live else None
-
-    def __enter__(self) -> "Shown":
-        if self._bar:
-            self._bar.start()
-            self._task = self._bar.add_task("starting")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def __call__(self, text: str) -> None:
-        if self._bar:
-            self._bar.update(self._task, description=text, refresh=True)

@@ -7,8 +7,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
+import typer
+
+from tutti.cli.options import examples
 from tutti.errors import FolderError, LaunchError
 from tutti.ranks.process import end_with_parent
 from tutti.runs.tensorboard import FOLDER, find_events, link_events
@@ -18,11 +21,21 @@ _START_SECONDS = 120.0
 _LOOK_SECONDS = 10.0  # between looks for new runs
 
 
-def board(out: Path, port: int | None, dry_run: bool) -> None:
-    """Show the runs in TensorBoard until it is ended; runs that begin meanwhile join."""
-    events = _events(out)
+app = typer.Typer()
+
+
+@app.command(epilog=examples("tutti board", "tutti board runs/digits --port 7007"))
+def board(
+    folder: Annotated[Path, typer.Argument(help="The folder of run folders, or of a study.")] = Path("runs"),
+    port: Annotated[
+        int | None, typer.Option(help="The port to listen on.", show_default="the first free from 6006")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names of the runs and the command.")] = False,
+) -> None:
+    """Open TensorBoard on runs, each under a name made of its recipe, ranks and start; new runs are added."""
+    events = _events(folder)
     port = _free_port() if port is None else _checked_port(port)
-    links = out / FOLDER
+    links = folder / FOLDER
     words = [
         sys.executable,
         "-m",
@@ -42,8 +55,8 @@ def board(out: Path, port: int | None, dry_run: bool) -> None:
         process = subprocess.Popen(words, stdout=said, stderr=said, preexec_fn=end_with_parent)
         try:
             _wait_until_it_answers(process, port, said)
-            print(f"{len(events)} run(s) of {out}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
-            _follow(process, out, links, said)
+            print(f"{len(events)} run(s) of {folder}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
+            _follow(process, folder, links, said)
         except KeyboardInterrupt:
             pass
         finally:

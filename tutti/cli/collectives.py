@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CLOCK = "{} read on every rank between trials; the time of a call is the slowest rank's"
 
 
-def bench(
+def bench_collectives(
     overrides: list[str], ranks: int | None, trials: int, seconds: float, sizes: str | None, operations: str | None
 ) -> None:
     """Measure on ranks that are started here, or as one of those that a launcher has started."""
@@ -111,7 +111,12 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
     stream = sys.stdout
     terminal = stream.screen if isinstance(stream, Tee) else stream
     if not session.group.is_first or terminal is None or not terminal.isatty():
-        yield _Lines(session, sizes).tell
+
+        def tell_line(done: int, total: int, size: int) -> None:
+            if done % (total // sizes) == 0:
+                session.say(f"measured {show_size(size)} ({done} of {total} points)")
+
+        yield tell_line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Drawn between points only: a thread that draws would take its time from what is measured.
@@ -122,15 +127,3 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
             bar.update(task, completed=done, total=total, description=f"measured {show_size(size)}", refresh=True)
 
         yield tell
-
-
-class _Lines:
-    """A line for every size that is done."""
-
-    def __init__(self, session: "Session", sizes: int) -> None:
-        self._session = session
-        self._sizes = sizes
-
-    def tell(self, done: int, total: int, size: int) -> None:
-        if done % (total // self._sizes) == 0:
-            self._session.say(f"measured {show_size(size)} ({done} of {total} points)")

@@ -6,7 +6,11 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from tutti.cli.options import Overrides, examples
 from tutti.cli.ranks import place, terminate
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
@@ -23,14 +27,33 @@ from tutti.runs.folder import RunFolder
 _RECORD = "doctor.json"
 
 
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "tutti doctor",
+        "tutti doctor mnist -n 4 --json doctor.json",
+        "srun -N4 tutti doctor imagenet --out /scratch/me/runs",
+    )
+)
 def doctor(
-    recipe: str | None, overrides: list[str], ranks: int | None, out: str | None, record: Path | None, wait: float
+    recipe: Annotated[str | None, typer.Argument(help="A recipe or run folder, for its data and code.")] = None,
+    overrides: Overrides = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", help="Ranks to start on this machine.", show_default="2")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder that all hosts should share.", show_default="runs")
+    ] = None,
+    record: Annotated[Path | None, typer.Option("--json", help="Write all measurements to this file.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for ranks that do not connect.")] = 60.0,
 ) -> None:
-    """Examine all ranks; exit code 1 where there are faults."""
+    """Check ranks, hosts and links before a run: versions that differ, folders that are not shared, slow links."""
     placement = place(ranks)
     if wait <= 0:
         raise ConfigError(f"--wait {wait:g}: expected a number of seconds above 0.")
-    config, folder = _read(recipe, overrides)
+    config, folder = _read(recipe, overrides or [])
     if record is not None and not record.absolute().parent.is_dir():
         raise ConfigError(
             f"--json {record}: there is no folder {record.absolute().parent}. Make it, or choose another."

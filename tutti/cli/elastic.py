@@ -35,7 +35,7 @@ _LAST = 1_000_000  # who joins later has ranks after all others
 
 
 @dataclass(frozen=True)
-class Asked:
+class ElasticOptions:
     """What the command line says of an elastic job."""
 
     ranks: int | None
@@ -47,7 +47,7 @@ class Asked:
     pause_seconds: float
 
 
-def train(recipe: str, overrides: list[str], asked: Asked) -> None:
+def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
     """Be the first launcher of an elastic job, or join one."""
     if asked.ranks is not None:
         local.check_ranks(asked.ranks)
@@ -85,7 +85,7 @@ def train(recipe: str, overrides: list[str], asked: Asked) -> None:
     _lead(recipe, config, terms, places, folder, more, placement)
 
 
-def _terms(config: RunConfig, asked: Asked, placement: Placement) -> Terms:
+def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> Terms:
     """What was asked for, if it can be done."""
     least, most, batch = asked.min_ranks, asked.max_ranks, config.batch
     if least is None or most is None or not 1 <= least <= most:

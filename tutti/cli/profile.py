@@ -1,27 +1,62 @@
 """`tutti profile`: trace steps of a recipe on every rank, or the operations of a script that uses Horovod's API."""
 
 import os
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+from typer.core import TyperCommand
+
+from tutti.bench.trace.horovod import read_tensors, read_timeline, write_horovod_summary
 from tutti.bench.trace.steps import DEFAULT_STEPS, Asked, parse_steps
-from tutti.cli.ranks import is_rank, on_ranks, place
+from tutti.cli.options import Ranks, examples
+from tutti.cli.ranks import as_rank, finish, is_rank, on_ranks, place
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
+from tutti.horovod.script import check_script, run_script
+from tutti.launch import local
 from tutti.ranks.placement import Placement
-from tutti.runs.folder import RunFolder
+from tutti.runs.files import write_durably
+from tutti.runs.folder import RunFolder, check_writable, create_folder
+
+_OUT = "runs"
+_VARIABLE = "HOROVOD_TIMELINE"
+
+app = typer.Typer()
 
 
+class RecipeOrScript(TyperCommand):
+    """A command whose options may follow a recipe, while everything after a script belongs to the script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = not any(word.endswith(".py") and "=" not in word for word in args)
+        return super().parse_args(ctx, args)
+
+
+@app.command(
+    cls=RecipeOrScript,
+    epilog=examples(
+        "tutti profile digits -n 2 --steps 20:25",
+        "nsys profile -c cudaProfilerApi tutti profile nbody/short --steps 50:55",
+        "tutti profile -n 2 horovod_script.py --epochs 1",
+    ),
+)
 def profile(
-    recipe: str, overrides: list[str], ranks: int | None, steps: str | None, memory: bool, stacks: bool
+    recipe: Annotated[str, typer.Argument(help="A recipe, or a Python script that uses Horovod's API.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value; for a script, its arguments.")] = None,
+    ranks: Ranks = None,
+    steps: Annotated[str | None, typer.Option(help="FIRST:LAST, the steps to trace.", show_default="20:25")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also trace memory allocations.")] = False,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Also trace the Python calls of each operator.")] = False,
 ) -> None:
-    """Trace a recipe or a script, on ranks started here or as one of those already started."""
+    """Trace steps on every rank: one timeline of all ranks for Perfetto, and a summary of where the time goes."""
+    overrides = overrides or []
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read with torch: what its profiler says of itself
     if recipe.endswith(".py"):
-        from tutti.cli.profile_script import profile_script
-
         _refuse_for_scripts(steps, memory, stacks)
-        profile_script(recipe, overrides, ranks)
+        _profile_script(recipe, overrides, ranks)
         return
     asked = Asked(*parse_steps(DEFAULT_STEPS if steps is None else steps), memory, stacks)
     make_importable(recipe)
@@ -61,3 +96,50 @@ def _refuse_for_scripts(steps: str | None, memory: bool, stacks: bool) -> None:
         raise ConfigError(
             f"{', '.join(given)}: for a recipe. A script has the timeline of all its operations: leave it out."
         )
+
+
+def _profile_script(script: str, arguments: list[str], ranks: int | None) -> None:
+    """Run a script as `tutti run` does, and tell what its timeline shows."""
+    placement = place(ranks)
+    check_script(script)
+    check_writable(_OUT)
+    if is_rank(placement):
+        as_rank(placement, lambda: _run_as_rank(script, arguments, placement))
+        return
+    folder = _open_folder(script, ranks or 1)
+    failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
+    finish(folder, failure)
+    _tell(script, folder, ranks or 1)
+
+
+def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> None:
+    """As one of the ranks that mpirun or srun has started; rank 0 has the timeline."""
+    folder = _open_folder(script, placement.world_size) if placement.rank == 0 else None
+    run_script(script, arguments, placement, folder)
+    if folder:
+        _tell(script, folder, placement.world_size)
+
+
+def _open_folder(script: str, ranks: int) -> RunFolder:
+    """A folder for the timeline, which rank 0 finds in its environment."""
+    folder = create_folder(_OUT, f"profile/{Path(script).stem}", ranks)
+    folder.checkpoints.rmdir()
+    os.environ[_VARIABLE] = str(_timeline(folder).absolute())
+    return folder
+
+
+def _timeline(folder: RunFolder) -> Path:
+    return folder.path / "timeline.json"
+
+
+def _tell(script: str, folder: RunFolder, ranks: int) -> None:
+    path = _timeline(folder)
+    tensors = read_tensors(read_timeline(path)) if path.exists() else []
+    if not tensors:
+        raise ConfigError(
+            f"{script} left no operation in a timeline: expected a script that calls hvd.init() and operations of "
+            f"horovod or tutti.horovod. What it printed is in {folder.logs}."
+        )
+    text = write_horovod_summary(f"{script} on {ranks} rank(s)", tensors)
+    write_durably(folder.path / "summary.txt", text)
+    print(f"\n{text}\ntimeline:   {path} (open it at https://ui.perfetto.dev)\nrun folder: {folder.path}", flush=True)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, LaunchError, TuttiError
 from tutti.launch import local
@@ -135,3 +138,27 @@ def finish(folder: RunFolder, failure: Failure | None) -> None:
     if folder.path.exists():
         print(f"run folder: {folder.path}", file=sys.stderr)
     sys.exit(failure.exit_code)
+
+
+class StatusLine:
+    """Shows on a terminal what is being measured; drawn only on changes, so that no thread disturbs a measurement."""
+
+    def __init__(self, placement: Placement) -> None:
+        live = placement.rank == 0 and placement.launcher in ("none", "torchrun") and sys.stdout.isatty()
+        columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+        console = Console(file=sys.stdout)  # the real one: ranks write to their logs later
+        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False) if live else None
+
+    def __enter__(self) -> "StatusLine":
+        if self._bar:
+            self._bar.start()
+            self._task = self._bar.add_task("starting")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, text: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, description=text, refresh=True)

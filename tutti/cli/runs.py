@@ -1,11 +1,17 @@
-"""`tutti runs`: a table of run folders."""
+"""`tutti runs` and `tutti compare`: run folders as a table, and side by side."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from tutti.cli.options import RunsFolder, examples
 from tutti.cli.tables import print_table, show_seconds
 from tutti.errors import ConfigError, FolderError, nearest
-from tutti.runs.listing import RunSummary, find_runs
+from tutti.report.runs import RunOutcome, difference_rows, read_run, result_rows
+from tutti.runs.folder import RunFolder
+from tutti.runs.listing import RunSummary, find_run, find_runs, name_runs
 from tutti.runs.screen import show_number
 
 _TITLES = ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "batch", "time", "run folder")
@@ -19,8 +25,20 @@ _ORDERS: dict[str, Callable[[RunSummary], str | float | None]] = {
 }
 
 
-def list_runs(out: Path, recipe: str | None, sort: str = "started") -> None:
-    """Print a row for each run, in the order in which they started or in that of a column or metric."""
+_FORMATS = (".png", ".svg", ".pdf")
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("tutti runs", "tutti runs mnist --out /scratch/runs", "tutti runs digits --sort accuracy"))
+def runs(
+    recipe: Annotated[str | None, typer.Argument(help="Only the runs of this recipe.")] = None,
+    out: RunsFolder = Path("runs"),
+    sort: Annotated[
+        str, typer.Option(help="started, recipe, ranks, batch, time, samples/s, or a metric; the best is last.")
+    ] = "started",
+) -> None:
+    """List run folders with their ranks, epochs, metrics and speed."""
     if not out.is_dir():
         raise FolderError(f"{out}: no such folder of runs. Train something first, or name the folder with --out.")
     found = find_runs(out, recipe)
@@ -51,3 +69,66 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     batch = "" if run.global_batch is None else f"{run.global_batch:,}"
     time = "" if run.training_seconds is None else show_seconds(run.training_seconds)
     return run.recipe, run.state, str(run.ranks), str(run.epochs), metrics, rate, batch, time, str(run.folder.path)
+
+
+@app.command(
+    epilog=examples(
+        "tutti compare runs/digits/2026-11-15_101500_n1 runs/digits/2026-11-15_101530_n4",
+        "tutti compare 2026-11-15_101500_n1 2026-11-15_101530_n4 --plot compare.png",
+    )
+)
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or their names as tutti runs prints them.")],
+    out: RunsFolder = Path("runs"),
+    plot: Annotated[Path | None, typer.Option(help="Draw loss and metrics by step and by time into this file.")] = None,
+) -> None:
+    """Show runs side by side: what differs between them, their results, and where the time went."""
+    if plot is not None:
+        _check_plot(plot)
+    named = name_runs(_find(runs, out))
+    outcomes = {name: read_run(folder) for name, folder in named.items()}
+    _print_side_by_side(outcomes, [str(folder.path) for folder in named.values()])
+    if plot is not None:
+        _draw(outcomes, plot)
+
+
+def _find(given: Sequence[str], out: Path) -> list[RunFolder]:
+    if len(given) < 2:
+        raise ConfigError(
+            f"tutti compare {' '.join(given)}: expected two runs or more. Name others, as `tutti runs` does."
+        )
+    found: dict[Path, tuple[str, RunFolder]] = {}
+    for word in given:
+        folder = find_run(word, out)
+        place = folder.path.resolve()
+        if place in found:
+            raise ConfigError(f"{found[place][0]} and {word} are the same run, {place}: name every run once.")
+        found[place] = (word, folder)
+    return [folder for _, folder in found.values()]
+
+
+def _print_side_by_side(runs: dict[str, RunOutcome], folders: list[str]) -> None:
+    titles = ["", *runs]
+    differences = difference_rows([*runs.values()])
+    results = result_rows([*runs.values()], show_seconds)
+    blank = [""] * len(titles)
+    rows = [[row.title, *row.texts] for row in differences] or [["nothing differs", *blank[1:]]]
+    rows += [blank, *([row.title, *row.texts] for row in results), blank, ["run folder", *folders]]
+    print_table(titles, rows, numbers=())
+
+
+def _check_plot(plot: Path) -> None:
+    if plot.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"--plot {plot}: expected a file that ends in {', '.join(_FORMATS)}.")
+    if not plot.parent.is_dir():
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}. Make it, or choose another place.")
+
+
+def _draw(runs: dict[str, RunOutcome], plot: Path) -> None:
+    from tutti.report.curves import draw_comparison
+
+    try:
+        draw_comparison(runs, plot)
+    except OSError as error:
+        raise ConfigError(f"--plot {plot}: cannot be written: {error.strerror or error}.") from error
+    print(f"curves: {plot}")

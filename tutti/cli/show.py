@@ -1,11 +1,14 @@
 """`tutti show` and `tutti list`: what a recipe means, and what recipes can name."""
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.config import options, parts
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import Plan, make_plan
@@ -15,18 +18,27 @@ from tutti.errors import ConfigError
 from tutti.launch.local import check_ranks
 from tutti.optim.schedule import Schedule, make_schedule
 
+app = typer.Typer()
 
-def show(recipe: str, overrides: list[str], ranks: int, plot_lr: Path | None) -> None:
-    """Print every value with its source, then what they come to on a number of ranks."""
-    check_ranks(ranks)
+
+@app.command(epilog=examples("tutti show mnist optim.lr=0.02", "tutti show mnist -n 8 --plot-lr lr.png"))
+def show(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    plot_lr: Annotated[Path | None, typer.Option(help="Draw the learning rate of every step into this file.")] = None,
+) -> None:
+    """Print the resolved configuration, and where each value came from."""
+    world_size = 1 if ranks is None else ranks
+    check_ranks(world_size)
     make_importable(recipe)
-    resolved = resolve(recipe, overrides)
+    resolved = resolve(recipe, overrides or [])
     console = Console(soft_wrap=True, highlight=False)
     _print_values(console, resolved)
     samples = _train_samples(resolved.config, needed=plot_lr is not None)
     if samples is None:
         return
-    plan = make_plan(resolved.config, ranks, samples)
+    plan = make_plan(resolved.config, world_size, samples)
     schedule = make_schedule(resolved.config, plan)
     _print_plan(console, plan, schedule)
     if plot_lr is not None:
@@ -39,8 +51,9 @@ def show(recipe: str, overrides: list[str], ranks: int, plot_lr: Path | None) ->
         console.print(f"learning rate of every step: {plot_lr}")
 
 
-def list_parts() -> None:
-    """Print all names that a recipe may use, a line each."""
+@app.command("list", epilog=examples("tutti list", "tutti list | grep mnist"))
+def list_() -> None:
+    """Print the recipes, models, datasets, optimizers, schedules, losses and metrics there are."""
     console = Console(soft_wrap=True, highlight=False)
     groups = {"recipes": list(built_in())}
     for title, section in (("models", "model"), ("datasets", "data"), ("optimizers", "optim"), ("losses", "loss")):

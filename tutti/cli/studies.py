@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tutti.cli.ranks import terminate
-from tutti.cli.study_progress import Shown
+from tutti.cli.study_progress import StudyProgress
 from tutti.cli.study_table import show_study
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
@@ -48,7 +48,7 @@ class Planned:
     mode: Mode | None = None
 
 
-def start(planned: Planned, where: Where) -> None:
+def start_study(planned: Planned, where: Where) -> None:
     """Make the folder of a study, and run it or submit it."""
     config = planned.checked[0].config
     jobs, executor = [], None
@@ -72,7 +72,7 @@ def start(planned: Planned, where: Where) -> None:
             _run(folder, definition, executor, False, definition.at_once)
 
 
-def resume(given: str, kind: Kind, where: Where, retry: bool) -> None:
+def resume_study(given: str, kind: Kind, where: Where, retry: bool) -> None:
     """Go on with what is missing of a study; of a submitted one, look at its jobs first."""
     folder = find_study(given, kind, where.out or "runs")
     definition = read_definition(folder)
@@ -167,7 +167,7 @@ def _describe(definition: Definition) -> str:
 
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
     try:
-        with _ended_by_signals(), Shown(folder, definition, at_once) as shown:
+        with _ended_by_signals(), StudyProgress(folder, definition, at_once) as shown:
             run_study(folder, definition, executor, shown, retry, at_once)
     except Interrupted as stopped:  # no error: it was asked for
         print(stopped, file=sys.stderr)

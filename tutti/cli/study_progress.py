@@ -17,7 +17,7 @@ from tutti.study.running import Place
 _REASON = 80  # letters of it in a line
 
 
-class Shown:
+class StudyProgress:
     """Tells the points of a study; drawn when one begins or ends only, so that nothing runs beside a measurement."""
 
     def __init__(self, folder: StudyFolder, definition: Definition, at_once: int) -> None:
@@ -29,7 +29,7 @@ class Shown:
             columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[left]}"))
             self._bar = Progress(*columns, console=Console(file=sys.stdout), transient=True, auto_refresh=False)
 
-    def __enter__(self) -> "Shown":
+    def __enter__(self) -> "StudyProgress":
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task("", total=len(self._definition.points), left="")

@@ -1,42 +1,81 @@
 """`tutti sweep`: one recipe with every combination of some of its values."""
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume, start
+import typer
+
+from tutti.cli.options import (
+    JobAccount,
+    JobQueue,
+    JobRanksPerNode,
+    JobTime,
+    NotedTarget,
+    Overrides,
+    ResumeCommand,
+    Retry,
+    StudyOn,
+    StudyOut,
+    StudyRecipe,
+    StudyResume,
+    examples,
+)
+from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume_study, start_study, wishes_for
 from tutti.study.goals import read_goal
 from tutti.study.sweep import Grid, read_axes, sweep_points
 
-
-@dataclass(frozen=True)
-class Asked:
-    """A sweep as it was typed."""
-
-    recipe: str | None
-    overrides: tuple[str, ...]
-    axes: tuple[str, ...]
-    seeds: int | None
-    ranks: int | None
-    micro: int | None
-    target: str | None
-    skip_impossible: bool
+app = typer.Typer()
 
 
-def sweep(asked: Asked, where: Where, resumed: str | None, retry: bool) -> None:
-    """Start a sweep, or go on with one."""
-    if resumed is not None:
-        options = {"--set": asked.axes, "--seeds": asked.seeds, "-n": asked.ranks, "--micro": asked.micro}
-        options |= {"--target": asked.target, "--skip-impossible": asked.skip_impossible, "--on": where.on}
-        refuse_with_resume({"RECIPE": asked.recipe, "overrides": asked.overrides} | options)
-        resume(resumed, "sweep", where, retry)
+@app.command(
+    cls=ResumeCommand,
+    epilog=examples(
+        "tutti sweep mnist --set batch.global=64,256,1024 --set schedule.scaling=none,linear,sqrt batch.base=64",
+        "tutti sweep digits --set optim.lr=1e-3,3e-3 --seeds 3 -n 2 --target valid_accuracy=0.95 --at-once 4",
+        "tutti sweep digits/mlp --set model.hidden=[64],[128,64]",
+        "tutti sweep mnist --set 'optim={name: sgd, lr: 0.01},{name: lars, lr: 1.0}' --seeds 3",
+        "tutti sweep --resume runs/studies/digits/2026-11-15_101500_sweep",
+    ),
+)
+def sweep(
+    recipe: StudyRecipe = None,
+    overrides: Overrides = None,
+    axes: Annotated[
+        list[str] | None, typer.Option("--set", help="The values of a key; may be repeated.", metavar="KEY=VALUE,VALUE")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each combination.", show_default="1")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks of each run.", show_default="1")] = None,
+    micro: Annotated[
+        int | None, typer.Option(help="The most samples in a pass; gradients of several passes are accumulated.")
+    ] = None,
+    target: NotedTarget = None,
+    skip_impossible: Annotated[
+        bool, typer.Option("--skip-impossible", help="Leave out combinations that cannot run.")
+    ] = False,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Runs at the same time on this machine; they slow each other down.", show_default="1"),
+    ] = None,
+    out: StudyOut = None,
+    resume: StudyResume = None,
+    retry: Retry = False,
+    on: StudyOn = None,
+    ranks_per_node: JobRanksPerNode = None,
+    time: JobTime = None,
+    account: JobAccount = None,
+    queue: JobQueue = None,
+) -> None:
+    """Train every combination of some values of a recipe, with several seeds."""
+    where = Where(out, on, wishes_for(on, ranks_per_node, time, account, queue), at_once)
+    if resume is not None:
+        options = {"--set": axes, "--seeds": seeds, "-n": ranks, "--micro": micro, "--target": target}
+        options |= {"--skip-impossible": skip_impossible, "--on": on}
+        refuse_with_resume({"RECIPE": recipe, "overrides": overrides} | options)
+        resume_study(resume, "sweep", where, retry)
         return
-    recipe = recipe_of(asked.recipe, retry, "tutti sweep RECIPE --set batch.global=64,256")
-    grid = Grid(read_axes(asked.axes), _or_one(asked.seeds), _or_one(asked.ranks), asked.micro)
-    goal = read_goal(None, None, asked.target, False, timed=False)
-    checked, left_out = sweep_points(recipe, asked.overrides, grid, goal, asked.skip_impossible)
+    recipe = recipe_of(recipe, retry, "tutti sweep RECIPE --set batch.global=64,256")
+    grid = Grid(read_axes(axes or ()), 1 if seeds is None else seeds, 1 if ranks is None else ranks, micro)
+    goal = read_goal(None, None, target, False, timed=False)
+    checked, left_out = sweep_points(recipe, overrides or (), grid, goal, skip_impossible)
     for fault in left_out:
         print(f"left out: {fault.what}: {fault.text}")
-    start(Planned("sweep", recipe, asked.overrides, goal, checked), where)
-
-
-def _or_one(number: int | None) -> int:
-    return 1 if number is None else number
+    start_study(Planned("sweep", recipe, tuple(overrides or ()), goal, checked), where)

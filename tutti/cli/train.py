@@ -1,16 +1,19 @@
-"""`tutti train` and `tutti run`: start ranks, or be one."""
+"""`tutti train`: train a recipe on ranks that are started here, or as one rank."""
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from tutti.checkpoint.manifest import find_latest
+from tutti.cli.options import Overrides, Preflight, Ranks, Recipe, ResumeCommand, examples
 from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError
+from tutti.errors import CheckpointError, ConfigError
 from tutti.launch import local
 from tutti.launch.fork_server import open_nursery
 from tutti.ranks.cores import threads_per_rank
@@ -19,9 +22,50 @@ from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.runs.listing import find_runs, read_state
 
+app = typer.Typer()
 
-def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool = False) -> None:
-    """Train a recipe on ranks started here, or as one of those already started."""
+
+@app.command(
+    cls=ResumeCommand,
+    epilog=examples(
+        "tutti train digits -n 2",
+        "tutti train mnist -n 4 optim.lr=0.02 epochs=3",
+        "mpirun -np 4 tutti train digits",
+        "tutti train digits -n 4 --resume",
+        "tutti train digits --min-ranks 2 --max-ranks 4",
+    ),
+)
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Resume the newest run (latest), a run folder or a checkpoint.", metavar="[latest|PATH]"),
+    ] = None,
+    preflight: Preflight = False,
+    min_ranks: Annotated[int | None, typer.Option(help="Elastic: continue while this many ranks are left.")] = None,
+    max_ranks: Annotated[int | None, typer.Option(help="Elastic: add new ranks up to this number.")] = None,
+    join: Annotated[
+        str | None, typer.Option(help="Elastic: offer -n ranks to a running job.", metavar="HOST:PORT")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Elastic: seconds to wait while there are too few ranks.")] = 300.0,
+    pause: Annotated[float, typer.Option(help="Elastic: seconds before a lost rank is restarted.")] = 10.0,
+) -> None:
+    """Train a recipe, on ranks started here or as one of the ranks that mpirun or srun has started."""
+    if min_ranks is None and max_ranks is None and join is None:
+        _train(recipe, overrides or [], ranks, resume, preflight)
+        return
+    from tutti.cli import elastic
+
+    if preflight:
+        raise ConfigError("--preflight is for a fixed number of ranks: leave it out with --min-ranks and --max-ranks.")
+    asked = elastic.ElasticOptions(ranks, min_ranks, max_ranks, join, resume, wait, pause)
+    elastic.train(recipe, overrides or [], asked)
+
+
+def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | None, preflight: bool) -> None:
+    """Train a recipe on a fixed number of ranks."""
     placement = place(ranks)
     make_importable(recipe)
     folder, checkpoint = None, None
@@ -55,24 +99,6 @@ def train(recipe: str, overrides: list[str], ranks: int | None, resume: str | No
     more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
     finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
-
-
-def run(script: str, arguments: list[str], ranks: int | None, out: str) -> None:
-    """Run a script on ranks started here, or as one of those already started."""
-    from tutti.horovod.script import check_script, run_script
-
-    placement = place(ranks)
-    check_script(script)
-    if is_rank(placement) or ranks in (None, 1):
-        folder = given_folder()
-        as_rank(placement, lambda: run_script(script, arguments, placement, folder))
-        return
-    check_writable(out)
-    folder = create_folder(out, Path(script).stem, ranks)
-    failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
-    if failure is None:
-        print(f"run folder: {folder.path}")
-    finish(folder, failure)
 
 
 def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:

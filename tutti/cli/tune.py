@@ -2,12 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tutti.bench.ladder import ALLOWED, Rung
-from tutti.bench.tune import check_target
-from tutti.cli.bench import Shown
-from tutti.cli.ranks import is_rank, on_ranks, place
+from tutti.cli.options import Overrides, Ranks, Recipe, examples
+from tutti.cli.ranks import StatusLine, is_rank, on_ranks, place
 from tutti.cli.tables import print_table
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
@@ -15,21 +16,50 @@ from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, nearest
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
-from tutti.train.check import check_parts
 
 if TYPE_CHECKING:
     from tutti.bench.tune import Tuned
 
 
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "tutti tune mnist -n 2",
+        "tutti tune nbody/short --minutes 5 --allow precision",
+        "tutti tune digits -n 2 --write tuned.yaml",
+    )
+)
 def tune(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    ranks: Ranks = None,
+    minutes: Annotated[float, typer.Option(help="The time limit for trying changes.")] = 5.0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="A change of the results that is allowed: precision, batch; may be repeated."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the tuned recipe here, as well as in the run folder.")
+    ] = None,
+) -> None:
+    """Try the changes that a benchmark suggests, keep what helps, and write a recipe that extends the original."""
+    _tune(recipe, overrides or [], ranks, minutes, allow or [], write)
+
+
+def _tune(
     recipe: str, overrides: list[str], ranks: int | None, minutes: float, allow: list[str], write: Path | None
 ) -> None:
-    """Tune a recipe."""
+    """Tune on ranks that are started here, or as one rank."""
     placement = place(ranks)
     make_importable(recipe)
     config = resolve(recipe, overrides).config
     _check(config, minutes, allow)
     if not is_rank(placement):
+        from tutti.bench.tune import check_target
+        from tutti.train.check import check_parts
+
         if write is not None:
             check_target(write, recipe)
         check_parts(config, ranks or 1)
@@ -42,7 +72,7 @@ def tune(
         if placement.rank == 0:
             changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
             print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
-        with Shown(placement) as tell:
+        with StatusLine(placement) as tell:
             tuned = climb(asked, placement, folder, tell, _show_rung)
         if placement.rank == 0:
             _show(tuned, asked.recipe)

@@ -21,7 +21,7 @@ from tutti.bench.collectives.results import (
 )
 from tutti.cli import collectives
 from tutti.cli.collective_words import describe, print_points, show_rate, show_seconds
-from tutti.cli.collectives import bench
+from tutti.cli.collectives import bench_collectives
 from tutti.errors import ConfigError, LaunchError, TuttiError
 from tutti.report.collectives import draw_collectives
 
@@ -135,7 +135,7 @@ def test_wrong_input_is_explained_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     usual = {"overrides": [], "ranks": None, "trials": 5, "seconds": 1.0, "sizes": None, "operations": None}
     with pytest.raises(kind, match=message) as caught:
-        bench(**usual | given)
+        bench_collectives(**usual | given)
     assert caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 
@@ -146,14 +146,14 @@ def test_a_launcher_with_one_rank_is_told_to_start_two(monkeypatch: pytest.Monke
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(LaunchError, match="torchrun has started 1 rank: a collective needs 2 ranks or more"):
-        bench([], None, 5, 1.0, None, None)
+        bench_collectives([], None, 5, 1.0, None, None)
 
 
 def test_two_ranks_are_started_where_none_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(collectives, "on_ranks", lambda kind, config, ranks, *_: asked.append((config.recipe, ranks)))
-    bench([], None, 5, 1.0, None, None)
-    bench([], 4, 5, 1.0, None, None)
+    bench_collectives([], None, 5, 1.0, None, None)
+    bench_collectives([], 4, 5, 1.0, None, None)
     assert asked == [("collectives", 2), ("collectives", 4)]
 
 

@@ -14,7 +14,7 @@ from rank_jobs import run_ranks
 from trace_rules import check_rules, read_file
 
 from tutti.bench.trace.intervals import intersect, union
-from tutti.cli import profile_script
+from tutti.cli import profile as profile_command
 from tutti.cli.main import app
 from tutti.cli.profile import profile
 from tutti.errors import ConfigError
@@ -167,7 +167,7 @@ def test_wrong_input_is_refused_and_leaves_nothing(
 
 def test_what_follows_a_script_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(profile_script, "profile_script", lambda *words: given.extend(words))
+    monkeypatch.setattr(profile_command, "_profile_script", lambda *words: given.extend(words))
     app(["profile", "-n", "2", "job.py", "--epochs", "1", "-n", "7"], standalone_mode=False)
     assert given == ["job.py", ["--epochs", "1", "-n", "7"], 2]
 

@@ -2,7 +2,11 @@
 
 import contextlib
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from tutti.cli.options import RunsFolder, examples
 from tutti.cli.tables import print_table
 from tutti.errors import FolderError
 from tutti.launch.cluster.resources import show_time
@@ -10,9 +14,15 @@ from tutti.launch.cluster.status import Status, cancel_job, choose, follow_outpu
 from tutti.runs.jobs import Attempt, describe, find_jobs
 from tutti.runs.screen import show_number
 
+app = typer.Typer()
 
-def status(folder: Path | None, out: Path) -> None:
-    """Print how one submitted run stands, or a row for each."""
+
+@app.command(epilog=examples("tutti status", "tutti status runs/digits/2026-11-15_101500_n8"))
+def status(
+    folder: Annotated[Path | None, typer.Argument(help="A run folder.", show_default="all submitted runs")] = None,
+    out: RunsFolder = Path("runs"),
+) -> None:
+    """Print the status of submitted runs: state, starts, steps, metrics, time left."""
     if folder is not None:
         _print_one(look(choose(folder, out)))
         return
@@ -24,8 +34,16 @@ def status(folder: Path | None, out: Path) -> None:
     print_table(titles, (_row(look(run)) for run in found), numbers=("starts", "step"))
 
 
-def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None:
-    """Print what a job or one of its ranks has printed, and go on until it has ended."""
+@app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n8 --rank 3"))
+def logs(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A run folder.", show_default="the newest submitted run")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="One rank's log.", show_default="the job's output")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue until the job has ended.")] = False,
+    out: RunsFolder = Path("runs"),
+) -> None:
+    """Print the output of a job or the log of one of its ranks."""
     run = choose(folder, out)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
@@ -41,8 +59,9 @@ def logs(folder: Path | None, rank: int | None, follow: bool, out: Path) -> None
         print(path.read_text(errors="replace"), end="")
 
 
-def cancel(folder: Path, out: Path) -> None:
-    """Ask the scheduler to end a job."""
+@app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n8"))
+def cancel(folder: Annotated[Path, typer.Argument(help="A run folder.")], out: RunsFolder = Path("runs")) -> None:
+    """Cancel a submitted run: its ranks save a checkpoint and end, and it is not requeued."""
     job, asked = cancel_job(choose(folder, out))
     name = f"{job.scheduler} job {job.ids[-1] if job.ids else '?'}"
     if asked:
