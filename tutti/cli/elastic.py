@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tutti
-from tutti.cli.ranks import finish
-from tutti.cli.train import begun_run, check
+from tutti.cli.ranks import begun_run, check, finish
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig

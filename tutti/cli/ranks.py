@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from tutti.checkpoint.manifest import find_latest
 from tutti.config.run import RunConfig
-from tutti.errors import Interrupted, LaunchError, TuttiError
+from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
 from tutti.launch import local
 from tutti.launch.fork_server import keep, open_nursery
 from tutti.ranks.cores import threads_per_rank
@@ -49,6 +50,27 @@ def given_folder() -> RunFolder | None:
     """The run folder that the launcher has made for its ranks."""
     path = os.environ.get(local.FOLDER_VARIABLE)
     return RunFolder(Path(path)) if path else None
+
+
+def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
+    """A run folder to go on in, and its newest checkpoint if it has come to one."""
+    if resume is not None:
+        raise CheckpointError(f"--resume {resume}: the run in {path} goes on from its newest checkpoint. Leave it out.")
+    folder = RunFolder(path)
+    has_saved = (folder.checkpoints / "latest").is_file()
+    return folder, find_latest(folder.checkpoints) if has_saved else None
+
+
+def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
+    """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
+    if config.framework == "torch":
+        from tutti.ranks.device import check_gpus
+        from tutti.train.check import check_parts
+
+        check_gpus(config.runtime, here or ranks)
+    else:
+        from tutti.frameworks.check import check_parts
+    check_parts(config, ranks)
 
 
 def on_ranks(

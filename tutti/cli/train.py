@@ -8,7 +8,7 @@ import typer
 
 from tutti.checkpoint.manifest import find_latest
 from tutti.cli.options import Overrides, Preflight, Ranks, Recipe, ResumeCommand, examples
-from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place
+from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
 from tutti.config.recipes import make_importable
@@ -101,15 +101,6 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
 
 
-def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """A run folder to go on in, and its newest checkpoint if it has come to one."""
-    if resume is not None:
-        raise CheckpointError(f"--resume {resume}: the run in {path} goes on from its newest checkpoint. Leave it out.")
-    folder = RunFolder(path)
-    has_saved = (folder.checkpoints / "latest").is_file()
-    return folder, find_latest(folder.checkpoints) if has_saved else None
-
-
 def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
     """The checkpoint that `--resume` means: of the newest run, of a run folder, or itself."""
     if resume == "latest":
@@ -173,18 +164,6 @@ def _needs(config: RunConfig) -> list[str]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow when it is imported
     on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
     return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
-
-
-def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
-    """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
-    if config.framework == "torch":
-        from tutti.ranks.device import check_gpus
-        from tutti.train.check import check_parts
-
-        check_gpus(config.runtime, here or ranks)
-    else:
-        from tutti.frameworks.check import check_parts
-    check_parts(config, ranks)
 
 
 def _run_rank(
