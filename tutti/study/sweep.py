@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml
 from tutti.config.run import RunConfig
@@ -53,19 +55,16 @@ def read_axes(given: Sequence[str]) -> tuple[Axis, ...]:
 
 
 def split_values(text: str) -> list[str]:
-    """Split at commas that stand outside of brackets, braces and quotes."""
-    values, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        depth += (letter in "[{") - (letter in "]}") if not quote else 0
-        if letter == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += letter
-    return [value.strip() for value in values]
+    """Return the items of a YAML flow sequence without its brackets, as they are written; none if it is not one."""
+    # A variable, ${NAME}, has braces that are not YAML's: it is replaced by as many letters.
+    plain = re.sub(r"\$\{[^}]*\}", lambda variable: "_" * len(variable[0]), text)
+    try:
+        node = yaml.compose(f"[{plain}\n]", Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return []
+    if not isinstance(node, yaml.SequenceNode) or plain.rstrip().endswith(","):
+        return []
+    return [text[item.start_mark.index - 1 : item.end_mark.index - 1].strip() for item in node.value]
 
 
 def sweep_points(
@@ -138,10 +137,10 @@ def _names(combinations: Sequence[Sequence[str]]) -> list[str]:
 def _read_axis(text: str) -> Axis:
     key, equals, values = text.partition("=")
     split = split_values(values)
-    if not equals or not all(word.isidentifier() for word in key.split(".")) or not all(split):
+    if not equals or not all(word.isidentifier() for word in key.split(".")) or not split:
         raise ConfigError(
             f"--set {text!r}: expected KEY=VALUE,VALUE,..., for example batch.global=64,256 or "
-            "model.hidden=[64],[128,64]."
+            "model.hidden=[64],[128,64]. Quote a text that contains a comma, bracket or brace."
         )
     parsed = [show(parse_yaml(value, f"--set {text!r}")) for value in split]
     if twice := [value for value, times in Counter(parsed).items() if times > 1]:
