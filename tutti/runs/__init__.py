@@ -1,3 +1,1 @@
 """What a run leaves: its folder, its record, its metrics, and their readers."""
-
-

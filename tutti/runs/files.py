@@ -1,13 +1,13 @@
 """Files that are complete or absent, and JSON files read with validation."""
 
-import os
-from pathlib import Path
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a file's content so that a crash at any moment leaves the old or the new one."""

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import FolderError
-from tutti.runs.files import write_durably
+from tutti.runs.files import read_dataclass, write_durably
 from tutti.runs.folder import RunFolder
-from tutti.runs.files import read_dataclass
 from tutti.runs.record import now
 
 FORMAT = 1

@@ -1,19 +1,16 @@
 """Run folders found again: one row for each, and short names for them."""
 
 from collections.abc import Iterable
-from pathlib import Path
-
-from tutti.errors import FolderError, nearest
-from tutti.runs.folder import RunFolder
-from tutti.runs.record import read_record
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tutti.errors import FolderError, nearest
 from tutti.runs.folder import RunFolder
 from tutti.runs.metrics import read_events
 from tutti.runs.record import read_record, state_of
+
 
 def list_folders(out: Path) -> list[RunFolder]:
     """The folders of all runs below a folder, by their records alone."""

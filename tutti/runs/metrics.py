@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import FolderError
-from tutti.runs.files import write_durably
-from tutti.runs.files import parse_json
+from tutti.runs.files import parse_json, write_durably
 
 _WHOLE = ("step", "epoch", "ranks")
 _NUMBERS = ("loss", "lr", "time")

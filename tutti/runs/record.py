@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -13,19 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tutti.runs.files import write_durably
-from tutti.runs.files import read_json
-from tutti.runs.metrics import is_number
-import math
-from pathlib import Path
-from typing import Any
-
-from tutti.runs.metrics import read_events
+from tutti.errors import Cause, TuttiError, cause_of, summarise_error
+from tutti.runs.files import read_json, write_durably
+from tutti.runs.metrics import is_number, read_events
 
 _PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
-_OF_THE_END = ("state", "ended", "ended_by", "failure")
+_OF_THE_END = ("state", "ended", "ended_by", "failure", "cause", "failed_rank", "failed_host", "failed_step")
 # The types of what is read again, where it is there.
-_TYPES = {"recipe": str, "state": str, "kind": str, "started": str, "ranks": int, "plan": dict, "segments": list}
+_TYPES = {"failure": str, "cause": str, "failed_rank": int, "failed_host": str, "failed_step": int}
+_TYPES |= {"recipe": str, "state": str, "kind": str, "started": str, "ranks": int, "plan": dict, "segments": list}
 _SEGMENT_TYPES = {"host": str, "process": int, "hosts": list, "versions": dict, "hardware": dict}
 _SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit"), str)
 
@@ -64,8 +61,13 @@ class Record:
     def end(self, state: str, **facts: Any) -> None:
         """Close the segment with how it ended."""
         self.content |= {"state": state, "ended": now()} | facts
-        self.content["segments"][-1] |= {key: self.content[key] for key in _OF_THE_END if key in self.content}
+        for segment in self.content.get("segments", [])[-1:]:
+            segment |= {key: self.content[key] for key in _OF_THE_END if key in self.content}
         self.write()
+
+    def fail(self, error: BaseException, state: str = "failed", **facts: Any) -> None:
+        """Close the segment with the error that ended it; rank 0 calls this."""
+        self.end(state, **_failure_fields(error), **facts)
 
     def _keep_damaged(self) -> None:
         """Keep a file that could not be read under another name."""
@@ -95,7 +97,45 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         _warn(path, str(error))
         return None
+    if "failure" in content and "cause" not in content:
+        content["cause"] = _derive_cause(content["failure"])
     return content
+
+
+def describe_failure(content: dict[str, Any]) -> str:
+    """Why a run failed, in one line, with the rank and host of an error that was not foreseen."""
+    if "failed_host" in content:
+        return f"rank {content.get('failed_rank')} on host {content['failed_host']} failed: {content['failure']}"
+    return content["failure"]
+
+
+def _failure_fields(error: BaseException) -> dict[str, Any]:
+    """The fields that tell why a run ended: failure, cause, and rank, host and step where known."""
+    found: dict[str, Any] = {"failure": summarise_error(error), "cause": cause_of(error)}
+    if isinstance(error, TuttiError):
+        found |= {"failed_rank": error.rank, "failed_step": error.step}
+    elif isinstance(error, Exception):  # of this process, which is rank 0
+        found |= {"failed_rank": 0, "failed_host": platform.node()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+# The texts of `failure` in records without the field `cause`, which older versions of tutti have written.
+_OLD_FAILURES = {
+    "the loss is nan": Cause.DIVERGED,
+    "the loss is inf": Cause.DIVERGED,
+    "the loss is -inf": Cause.DIVERGED,
+    "OutOfMemoryError": Cause.OUT_OF_MEMORY,
+    "DefaultCPUAllocator": Cause.OUT_OF_MEMORY,
+    "RankLost": Cause.RANK_LOST,
+    "DeadlineError": Cause.TIMEOUT,
+    "Interrupted": Cause.INTERRUPTED,
+    "KeyboardInterrupt": Cause.INTERRUPTED,
+}
+
+
+def _derive_cause(failure: str) -> Cause:
+    """The cause of a failure in a record that has only its text; nothing else reads a cause from text."""
+    return next((cause for text, cause in _OLD_FAILURES.items() if text in failure), Cause.ERROR)
 
 
 def _check(content: Any) -> None:
@@ -139,6 +179,14 @@ def state_of(content: dict[str, Any]) -> str:
 
 def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def is_after(moment: str | None, start: str) -> bool:
+    """Whether a time of a record is not before another."""
+    try:
+        return datetime.fromisoformat(moment or "") >= datetime.fromisoformat(start)
+    except (ValueError, TypeError):
+        return False
 
 
 def versions() -> dict[str, str]:

@@ -1,12 +1,11 @@
 """Event files for TensorBoard, written without torch or TensorFlow, and a folder of links to them with short names."""
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-import contextlib
-import os
-from pathlib import Path
 
 from tutti.runs.listing import list_folders, name_runs
 
