@@ -7,7 +7,7 @@ import torch
 
 from tutti.config.plan import Plan
 from tutti.data.order import SampleOrder
-from tutti.errors import TrainingError
+from tutti.errors import DivergedError
 from tutti.ranks.group import Group
 
 
@@ -21,10 +21,10 @@ def check_finite(loss: float, losses: Sequence[torch.Tensor], step: int, plan: P
     bad_step, rank = min(found, default=(step - 1, group.rank))
     ids = SampleOrder(plan, seed).rank_ids(bad_step, rank)
     shown = ", ".join(map(str, ids[:8].tolist())) + (", ..." if len(ids) > 8 else "")
-    error = TrainingError(
+    error = DivergedError(
         f"the loss is {loss} at step {bad_step + 1} (epoch {bad_step // plan.steps_per_epoch + 1}) on rank {rank}, "
         f"whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
         "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
     )
-    error.agreed = True
+    error.agreed, error.rank, error.step = True, rank, bad_step + 1
     raise error

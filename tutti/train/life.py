@@ -101,7 +101,7 @@ def _live_in(
     try:
         with watch.explained():
             job = build(folder, resume)
-    except TuttiError as error:
+    except Exception as error:
         if group.is_first:
             _discard(folder, record, is_new, error)
         raise
@@ -120,8 +120,7 @@ def _live_in(
     except BaseException as error:
         job.close()
         if group.is_first:
-            reason = f"{type(error).__name__}: {error}".split("\n")[0]
-            record.end(_STATES.get(type(error), "failed"), failure=reason, step=job.step, **_slow(job))
+            record.fail(error, _STATES.get(type(error), "failed"), step=job.step, **_slow(job))
         raise
     job.close()
     if group.is_first:
@@ -141,12 +140,12 @@ def _open_folder(
     return folder, not (folder.record.exists() or folder.job.exists() or folder.study.exists())
 
 
-def _discard(folder: RunFolder, record: Record, is_new: bool, error: TuttiError) -> None:
+def _discard(folder: RunFolder, record: Record, is_new: bool, error: Exception) -> None:
     """A run that never began leaves nothing; one that could not be resumed keeps what it had."""
-    if is_new:
+    if is_new and isinstance(error, TuttiError):
         remove_folder(folder)
     else:
-        record.end("failed", failure=str(error))
+        record.fail(error)
 
 
 def _cores(group: Group, machine: Machine) -> list[dict[str, Any]] | None:
