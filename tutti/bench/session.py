@@ -69,11 +69,11 @@ def _ended(session: Session) -> Iterator[None]:
         if is_first and error.exit_code == 2:
             remove_folder(session.folder)
         elif is_first:
-            session.record.end("failed", failure=str(error))
+            session.record.fail(error)
         raise
     except BaseException as error:
         if is_first:
-            session.record.end("failed", failure=f"{type(error).__name__}: {error}".split("\n")[0])
+            session.record.fail(error)
         log_traceback()
         raise
     if is_first:

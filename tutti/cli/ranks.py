@@ -154,9 +154,10 @@ def finish(folder: RunFolder, failure: Failure | None) -> None:
     if failure is None:
         return
     print(failure.message(folder), file=sys.stderr)
-    if folder.record.exists() and failure.exit_code != Interrupted.exit_code:
+    if (folder.record.exists() or folder.study.exists()) and failure.exit_code != Interrupted.exit_code:
+        where = {} if failure.said else {"failed_rank": failure.rank, "failed_host": failure.host}
         with contextlib.suppress(OSError):
-            Record.open(folder.record).end("failed", failure=failure.text)
+            Record.open(folder.record).end("failed", failure=failure.text, cause=failure.cause, **where)
     if folder.path.exists():
         print(f"run folder: {folder.path}", file=sys.stderr)
     sys.exit(failure.exit_code)

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tutti.errors import Interrupted, RankLost
+from tutti.errors import Cause, Interrupted, RankLost, cause_of
 from tutti.ranks.process import describe_exit
 from tutti.runs.files import read_dataclass
 from tutti.runs.folder import RunFolder
@@ -20,7 +20,7 @@ from tutti.runs.output import last_lines
 
 NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # where a rank leaves word of its failure
 
-# What the other ranks say when one is gone: a consequence, not a cause.
+# What the other ranks meet when one is gone. Gloo raises plain RuntimeErrors, which only their text tells apart.
 _CONSEQUENCE = re.compile(r"connection (closed|reset)|broken pipe|peer|socket|timed out|store", re.IGNORECASE)
 
 
@@ -35,6 +35,7 @@ class Failure:
     text: str
     said: bool  # the text is a whole message for the user; otherwise the log's last lines belong to it
     consequence: bool
+    cause: Cause = Cause.ERROR
 
     def sentence(self) -> str:
         """The text, marked as an error unless the run was only stopped."""
@@ -60,7 +61,7 @@ def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Fai
     text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
     lost = isinstance(error, RankLost) or getattr(error, "told", False)
     consequence = lost or (not said and is_consequence(error))
-    return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence)
+    return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence, cause_of(error))
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -92,7 +93,8 @@ def read_notes(folder: Path) -> list[Failure]:
 def from_exit_code(rank: int, exit_code: int) -> Failure:
     """A failure that left no note: the rank was killed, or ended by itself."""
     terminated = exit_code == -signal.SIGTERM  # the agent's own way of ending the others
-    return Failure(rank, platform.node(), time.time(), 1, describe_exit(exit_code), False, terminated)
+    cause = Cause.RANK_LOST if exit_code < 0 else Cause.ERROR
+    return Failure(rank, platform.node(), time.time(), 1, describe_exit(exit_code), False, terminated, cause)
 
 
 def first_cause(failures: list[Failure]) -> Failure:
@@ -104,7 +106,10 @@ def end_rank(rank: int, text: str, exit_code: int, screen: int | None) -> None:
     """Leave word, write all stacks to this rank's log, and end this process at once."""
     notes = os.environ.get(NOTES_VARIABLE)
     if notes:
-        leave_note(Path(notes), Failure(rank, platform.node(), time.time(), exit_code, text, True, screen is None))
+        cause = Cause.RANK_LOST if exit_code == RankLost.exit_code else Cause.TIMEOUT
+        leave_note(
+            Path(notes), Failure(rank, platform.node(), time.time(), exit_code, text, True, screen is None, cause)
+        )
     elif screen is not None:
         with contextlib.suppress(OSError):
             os.write(screen, f"error: {text}\n".encode())

@@ -20,7 +20,16 @@ from typing import Any
 import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
-from tutti.errors import DeadlineError, Interrupted, RankLost, TrainingError, TuttiError
+from tutti.errors import (
+    Cause,
+    DeadlineError,
+    Interrupted,
+    RankLost,
+    TrainingError,
+    TuttiError,
+    cause_of,
+    summarise_error,
+)
 from tutti.ranks.failures import end_rank, is_consequence
 from tutti.ranks.messages import MessageQueues
 from tutti.ranks.placement import Placement
@@ -45,7 +54,7 @@ class HangSearch:
         self, queues: MessageQueues, rank: int, hosts: Sequence[str], position: Callable[[], Position], screen: int
     ) -> None:
         self.folder: RunFolder | None = None  # where a finding is written, once the run has a folder
-        self.failed: tuple[int, str, int] | None = None  # another rank, its message, its exit code
+        self.failed: tuple[int, str, int, Cause] | None = None  # another rank, its message, its exit code, its cause
         self.explains = False  # the main thread has returned from its wait and ends this rank itself
         self._queues = queues
         self._rank = rank
@@ -60,10 +69,9 @@ class HangSearch:
 
     def tell_failure(self, error: Exception) -> None:
         """Send the reason of a failure of this rank to all ranks, so that they need not search for it."""
-        text = str(error) if isinstance(error, TuttiError) else f"{type(error).__name__}: {error}"
         code = error.exit_code if isinstance(error, TuttiError) else 1
         with suppress(RuntimeError):
-            self._queues.send_all("failed", self._rank, text.split("\n")[0], code)
+            self._queues.send_all("failed", self._rank, summarise_error(error), code, cause_of(error))
 
     def wait_for_failure(self) -> TuttiError | None:
         """Wait for the message of another rank that has failed; returns it as an error of this rank."""
@@ -74,9 +82,9 @@ class HangSearch:
         """Return the failure of another rank as an error of this rank, if one has been received."""
         if self.failed is None:
             return None
-        rank, text, exit_code = self.failed
+        rank, text, exit_code, cause = self.failed
         known = TrainingError(f"rank {rank} on host {self._hosts[rank]} failed: {text}")
-        known.exit_code, known.told = exit_code, True
+        known.exit_code, known.told, known.rank, known.cause = exit_code, True, rank, cause
         return known
 
     def report(self, what: str, answer_seconds: float) -> TuttiError:
@@ -114,9 +122,9 @@ class HangSearch:
             self._answers[answer.rank] = answer
             self._answered.notify()
 
-    def on_failed(self, rank: int, text: str, exit_code: int) -> None:
+    def on_failed(self, rank: int, text: str, exit_code: int, cause: str) -> None:
         if rank != self._rank and self.failed is None:
-            self.failed = (rank, text, exit_code)
+            self.failed = (rank, text, exit_code, Cause(cause))
             self._failure_known.set()
 
     def on_verdict(self, text: str, exit_code: int, reporter: int) -> None:
@@ -144,7 +152,8 @@ class HangSearch:
         with suppress(OSError):
             write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
             if main_hangs:  # and cannot write it
-                Record.open(self.folder.record).end("failed", failure=finding.text.split("\n")[0])
+                cause = Cause.RANK_LOST if finding.silent else Cause.TIMEOUT
+                Record.open(self.folder.record).end("failed", failure=finding.text.split("\n")[0], cause=cause)
 
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
@@ -295,8 +304,8 @@ class Watch:
                     return
                 handlers[kind](*content)
 
-    def _on_failed(self, rank: int, text: str, exit_code: int) -> None:
-        self._search.on_failed(rank, text, exit_code)
+    def _on_failed(self, rank: int, text: str, exit_code: int, cause: str) -> None:
+        self._search.on_failed(rank, text, exit_code, cause)
         self._stop_agreement.end_waiting()
 
     def _position(self) -> Position:
