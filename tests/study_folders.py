@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tutti.errors import Cause
 from tutti.runs.folder import RunFolder
 from tutti.study.definition import Definition, Goal, Mode, Point, State, StudyFolder, write_definition, write_state
 
@@ -41,6 +42,7 @@ class Made:
     losses: Callable[[int], float] = lambda step: 0.2 + 2.1 * math.exp(-step / 20)
     epochs: Sequence[Mapping[str, float]] = ()
     state: State = FINISHED
+    cause: Cause | None = None  # of its failure
     start: Mapping[str, float] = field(default_factory=lambda: {"train_loss": 2.3, "valid_accuracy": 0.1})
 
 
@@ -52,6 +54,8 @@ def write_run(folder: RunFolder, point: Point, made: Made, warmup_steps: int = 0
     plan = {"global_batch": batch, "per_rank_batch": made.per_rank_batch, "parameters": 1000, "peak_lr": 0.1}
     segment = SEGMENT | {"hosts": ["n1"] * point.ranks, "launch_line": "tutti train points/x", "ranks": point.ranks}
     record = {"recipe": "digits", "ranks": point.ranks, "seed": point.seed, "segments": [segment], "plan": plan}
+    if made.cause:
+        record |= {"state": "failed", "failure": made.state.reason, "cause": made.cause}
     folder.record.write_text(json.dumps(record))
     folder.metrics.write_text("".join(json.dumps(event) + "\n" for event in _events(point, made, batch, warmup_steps)))
 

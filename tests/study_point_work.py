@@ -7,6 +7,7 @@ one of them after all other points have begun too: meet finish.
 import json
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 HUNG_SECONDS = 300.0  # as in tests/waiting.py
@@ -27,7 +28,10 @@ def main(folder: Path, ranks: int, plan: Path) -> None:
         sys.exit("the other points do not begin")
     wish = wish.removeprefix("meet ")
     if wish == "fail":
-        print("a word before\nerror: the disk is full. Last lines of its log:\n  | and more")
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        failed = {"state": "failed", "ended": ended, "failure": "the disk is full.", "cause": "folder"}
+        (folder / "record.json").write_text(json.dumps(failed))
+        print("a line before\nerror: another text")
         sys.exit(2)
     if wish == "die":
         sys.exit(3)

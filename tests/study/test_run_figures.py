@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tutti.errors import Cause
 from tutti.study.definition import Goal, Point, State
 from tutti.study.outcome import Epoch, Outcome, Window
 from tutti.study.run_figures import NOT_FINITE, find_collapse, find_outliers, read_figures, summarise
@@ -62,7 +63,7 @@ def test_a_loss_above_its_start_is_a_collapse() -> None:
     "more",
     [
         {"losses": ((5, 1.0, 2.0), (10, 2.0, math.nan))},
-        {"losses": (), "epochs": (), "state": State("failed", "the loss is nan at step 7 (epoch 1) on rank 0, ...")},
+        {"losses": (), "epochs": (), "state": State("failed", "any text"), "cause": Cause.DIVERGED},
     ],
 )
 def test_a_loss_that_is_not_finite_is_a_collapse(more: dict[str, Any]) -> None:
@@ -70,7 +71,8 @@ def test_a_loss_that_is_not_finite_is_a_collapse(more: dict[str, Any]) -> None:
 
 
 def test_a_failure_of_another_kind_is_no_collapse() -> None:
-    assert find_collapse(outcome(state=State("failed", "out of memory"))) is None
+    failed = State("failed", "a text about the loss is nan")
+    assert find_collapse(outcome(state=failed, cause=Cause.OUT_OF_MEMORY)) is None
 
 
 def test_outliers_are_marked_by_their_step_and_not_dropped() -> None:

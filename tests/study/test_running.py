@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import study_work
@@ -15,6 +16,7 @@ from study_work import Noted, Pretended
 from waiting import wait_until
 
 from tutti.errors import FolderError, Interrupted
+from tutti.runs.folder import RunFolder
 from tutti.study.definition import Definition, Goal, State, StudyFolder, read_definition, read_state
 from tutti.study.executors import reason_of
 from tutti.study.folder import find_study, held, make_study
@@ -96,7 +98,7 @@ def test_a_point_that_fails_is_told_and_the_rest_stands(tmp_path: Path, plan: Ca
     run(folder, wishes)
     assert states(folder) == {"n1-r1": "failed", "n2-r1": "failed", "n4-r1": "finished"}
     assert read_state(folder, "n1-r1").reason == "the disk is full."
-    assert read_state(folder, "n2-r1").reason == "ended with exit code 3, and said nothing"
+    assert read_state(folder, "n2-r1").reason == "ended with exit code 3 without any output"
     assert run(folder, wishes) == []
     assert run(folder, wishes, retry=True) == [("n1-r1", "finished"), ("n2-r1", "failed")]
     assert (read_state(folder, "n1-r1").attempts, read_state(folder, "n1-r1").reason) == (2, None)
@@ -206,19 +208,27 @@ def test_the_newest_study_of_a_kind_is_found(tmp_path: Path) -> None:
         find_study("latest", "sweep", str(tmp_path / "runs"))
 
 
+NOW, BEFORE, LATER = "2026-11-16T10:00:00+00:00", "2026-11-16T09:59:59+00:00", "2026-11-16T11:00:05+01:00"
+
+
 @pytest.mark.parametrize(
-    ("said", "code", "reason"),
+    ("fields", "output", "code", "reason"),
     [
-        ("error: first\nerror: second one.\n  | quoted\n", 1, "second one."),
+        ({"failure": "the disk is full.", "ended": LATER}, "error: another text\n", 2, "the disk is full."),
         (
-            "error: rank 1 on host a failed: ValueError: x. Last lines of log:\n  | y\n",
+            {"failure": "ValueError: x", "failed_rank": 1, "failed_host": "a", "ended": NOW},
+            "error: another text\n",
             1,
-            "rank 1 on host a failed: ValueError: x.",
+            "rank 1 on host a failed: ValueError: x",
         ),
-        ("Killed by the kernel\n\n", -9, "ended by signal SIGKILL; its last line: Killed by the kernel"),
-        ("", 5, "ended with exit code 5, and said nothing"),
+        ({"failure": "of an earlier start", "ended": BEFORE}, "", 5, "ended with exit code 5 without any output"),
+        ({}, "Killed by the kernel\n\n", -9, "ended by signal SIGKILL; its last line: Killed by the kernel"),
     ],
 )
-def test_the_reason_of_a_failure_is_a_line(said: str, code: int, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(said)
-    assert reason_of(code, tmp_path / "log") == reason
+def test_the_reason_of_a_failure_is_a_line(
+    fields: dict[str, Any], output: str, code: int, reason: str, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path)
+    run.record.write_text(json.dumps({"state": "failed", "segments": [{}]} | fields))
+    (tmp_path / "log").write_text(output)
+    assert reason_of(run, NOW, code, tmp_path / "log") == reason

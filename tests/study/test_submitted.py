@@ -3,6 +3,7 @@
 The scheduler here is a small script that notes what it is asked; a real Slurm is in tests/cluster.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -111,15 +112,18 @@ def test_every_scheduler_is_told_in_its_own_words(scheduler: str, words: str, cl
         (JobState("ending"), None, "running", None),
         (JobState("ended"), "complete", "finished", None),
         (None, "complete", "finished", None),
-        (JobState("ended"), "failed", "failed", "no such luck."),
+        (JobState("ended"), "failed", "failed", "the disk is full."),
         (JobState("cancelled"), None, "failed", "its job is cancelled"),
         (None, None, "failed", "its job ended without a word"),
     ],
 )
 def test_a_point_stands_as_its_job_does(known, outcome, expected, reason, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "job-41.out").write_text("error: no such luck.\ntutti: not started again\n")
-    attempt = Attempt("41", "now", 0, code=2 if outcome == "failed" else None, outcome=outcome, ended="then")
+    end = {"state": "failed", "ended": "2026-11-16T10:00:09+00:00", "failure": "the disk is full."}
+    (tmp_path / "record.json").write_text(json.dumps(end))
+    attempt = Attempt(
+        "41", "2026-11-16T10:00:00+00:00", 0, code=2 if outcome == "failed" else None, outcome=outcome, ended="then"
+    )
     job = JobRecord("slurm", "slurm", "digits", {}, 10, "job.sh", ids=["41"], attempts=[attempt])
     state = judge(State("submitted", job="41"), Status(RunFolder(tmp_path), job, known, 0, None, {}))
     assert (state.state, state.reason, state.job) == (expected, reason, "41")

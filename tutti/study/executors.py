@@ -16,23 +16,21 @@ from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
 from tutti.ranks.environments.slurm import tasks_per_node
 from tutti.ranks.process import describe_exit
+from tutti.runs.folder import RunFolder
+from tutti.runs.output import last_lines
+from tutti.runs.record import describe_failure, is_after, read_record
 
 _LONGEST_REASON = 300
 
 
-def reason_of(code: int, log: Path) -> str:
-    """Why a command has failed, in a line: its last error, or how it has ended."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    errors = [line for line in lines if line.startswith("error: ")]
-    if errors:
-        told = errors[-1].removeprefix("error: ").partition(" Last lines of ")[0].partition(" Its last calls:")[0]
-        return told[:_LONGEST_REASON]
+def reason_of(run: RunFolder, since: str, code: int, log: Path) -> str:
+    """Why a run failed, in one line: what its record says since a start, or else how its process ended."""
+    record = read_record(run.record) or {}
+    if "failure" in record and is_after(record.get("ended"), since):
+        return describe_failure(record)[:_LONGEST_REASON]
+    last = next((line.strip() for line in reversed(last_lines(log)) if line.strip()), None)
     ended = describe_exit(code)
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f"{ended}; its last line: {said}"[:_LONGEST_REASON] if said else f"{ended}, and said nothing"
+    return f"{ended}; its last line: {last}"[:_LONGEST_REASON] if last else f"{ended} without any output"
 
 
 _TUTTI = [sys.executable, "-m", "tutti"]

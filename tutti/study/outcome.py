@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tutti.errors import FolderError
+from tutti.errors import Cause, FolderError
 from tutti.runs.metrics import read_all_events
 from tutti.runs.record import read_record
 from tutti.runs.step_parts import COMPUTE, SHARES, StepPart
@@ -50,10 +50,15 @@ class Outcome:
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float, float], ...] = ()  # step, seconds of training since the first, training loss
     start: Mapping[str, float] = field(default_factory=dict)  # metrics before the first step, as in Epoch
+    cause: str | None = None  # of its failure, one of Cause
 
     @property
     def is_finished(self) -> bool:
         return self.state.state == "finished"
+
+    @property
+    def has_diverged(self) -> bool:
+        return self.state.state == "failed" and self.cause == Cause.DIVERGED
 
 
 def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
@@ -108,6 +113,7 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
         epochs=tuple(epochs),
         losses=tuple(losses),
         start=next((_metrics(event) for event in events if event["event"] == "start"), {}),
+        cause=record.get("cause"),
     )
 
 

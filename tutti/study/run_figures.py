@@ -105,8 +105,7 @@ def find_collapse(outcome: Outcome) -> str | None:
     whichever is larger.
     """
     losses = [loss for _, _, loss in outcome.losses]
-    reason = outcome.state.reason or ""
-    if not all(map(math.isfinite, losses)) or "loss is nan" in reason or "loss is inf" in reason:
+    if outcome.has_diverged or not all(map(math.isfinite, losses)):
         return NOT_FINITE
     if not outcome.is_finished or not outcome.epochs:
         return None

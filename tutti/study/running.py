@@ -149,7 +149,8 @@ class _Running:
             return point
         state = replace(ended.state, state="finished", ended=now())
         if code != 0:
-            state = replace(state, state="failed", reason=reason_of(code, self._log(point)))
+            reason = reason_of(self._folder.run(point.id), state.started or "", code, self._log(point))
+            state = replace(state, state="failed", reason=reason)
         write_state(self._folder, point.id, state)
         self._now.remove(ended)
         self._teller.ended(ended.place, state, seconds)

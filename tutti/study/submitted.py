@@ -85,8 +85,8 @@ def _ended(status: Status) -> str:
 
 
 def _reason(status: Status) -> str:
-    """The last error that the job has printed, or what its scheduler says."""
+    """What its record or its output tells of the failure, or the state of the job."""
     last = status.job.attempts[-1] if status.job.attempts else None
     if status.state == "failed" and last is not None and last.code:
-        return reason_of(last.code, status.folder.logs / f"job-{last.id}.out")
+        return reason_of(status.folder, last.started, last.code, status.folder.logs / f"job-{last.id}.out")
     return f"its job is {status.state}" if status.state == "cancelled" else f"its job {status.state}"

@@ -13,7 +13,7 @@ import pytest
 from conftest import Tutti, command
 from study_folders import Made, scale_study, sweep_study
 
-from tutti.errors import FolderError
+from tutti.errors import Cause, FolderError
 from tutti.report.study.charts import Axis, Chart, Curve, log_axis
 from tutti.report.study.pictures import draw_charts
 from tutti.report.study.tables import points_csv
@@ -47,7 +47,7 @@ def speed_of(run: Path) -> float:
 def some(point: Point) -> Made | None:
     """Scaling with a cost; on 8 ranks the second repeat failed and the third has not run."""
     if point.ranks == 8 and point.repeat == 2:
-        return Made(state=State("failed", "rank 3: out of <memory>", 2), windows=1)
+        return Made(state=State("failed", "rank 3: out of <memory>", 2), cause=Cause.OUT_OF_MEMORY, windows=1)
     if point.ranks == 8 and point.repeat == 3:
         return None
     exposed = 0.01 * 2 * (point.ranks - 1) / point.ranks
@@ -188,7 +188,7 @@ def learned(point: Point) -> Made:
     """Collapses, or has lost much, at the largest batch, by its rule."""
     batch, rule = point.values["batch.global"], point.values["schedule.scaling"]
     if (batch, rule) == (4096, "linear"):
-        return Made(state=State("failed", "the loss is nan at step 3 (epoch 1) on rank 0"), windows=2)
+        return Made(state=State("failed", "it diverged at step 3"), cause=Cause.DIVERGED, windows=2)
     last = 0.98 - 0.01 * point.repeat - (0.2 if rule == "none" and batch == 4096 else 0.0)
     return Made(epochs=[{"train_loss": 1.0, "valid_accuracy": 0.5}, {"train_loss": 0.5, "valid_accuracy": last}])
 
