@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from run_folders import make_run
 
 from tutti.errors import FolderError
-from tutti.ranks.failures import Failure, leave_note, read_notes
 from tutti.launch.cluster.status import Progress
+from tutti.ranks.failures import Failure, leave_note, read_notes
+from tutti.report.runs import read_run
 from tutti.runs.folder import RunFolder
-from tutti.runs.record import summarise_epochs
 from tutti.runs.jobs import Attempt, JobRecord, newest_step, read_job
 from tutti.runs.journal import rewind
+from tutti.runs.listing import find_run, find_runs, name_runs
 from tutti.runs.metrics import LineLog, read_all_events, read_events, trim_events
-from tutti.runs.listing import find_run, name_runs
-from tutti.runs.record import Record, read_record, state_of
-from tutti.runs.listing import find_runs
-from tutti.report.runs import read_run
+from tutti.runs.record import Record, read_record, state_of, summarise_epochs
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "start", "step": 0, "epoch": 0, "valid_loss": 2.3},

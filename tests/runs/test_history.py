@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tutti.runs.record import summarise_epochs
 from tutti.runs.metrics import LineLog
+from tutti.runs.record import summarise_epochs
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tutti.runs.folder import RunFolder
+from tutti.runs.listing import find_runs, summarise
 from tutti.runs.metrics import LineLog
 from tutti.runs.record import Record, read_record, state_of
-from tutti.runs.listing import find_runs, summarise
 
 HOST = platform.node()
 
