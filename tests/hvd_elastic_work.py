@@ -13,8 +13,8 @@ import torch.distributed as dist
 from hvd_jobs import in_a_job
 
 import tutti.horovod.torch as hvd
+from tutti.horovod import engine
 from tutti.horovod.elastic import ADDED, ObjectState
-from tutti.horovod.engine import engine
 from tutti.horovod.torch import elastic
 from tutti.horovod.torch.elastic import ModelStateHandler, get_handler_registry, set_handler_registry
 

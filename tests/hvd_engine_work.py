@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from hvd_jobs import in_a_job, refused
 
-from tutti.horovod import basics
+from tutti.horovod import basics, engine
 from tutti.horovod.basics import ProcessSet
-from tutti.horovod.engine import engine
 from tutti.horovod.engine.messages import Message, StoreChannel
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.ops import Average, Max, Min, Product, Sum, poll, synchronize

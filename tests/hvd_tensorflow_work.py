@@ -12,8 +12,7 @@ import tensorflow as tf
 from hvd_jobs import in_a_job, refused
 
 import tutti.horovod.tensorflow as hvd
-from tutti.horovod import basics
-from tutti.horovod.engine import engine
+from tutti.horovod import basics, engine
 from tutti.horovod.tensorflow import bridge, elastic
 from tutti.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 from tutti.horovod.torch import ops

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
 from tutti.horovod.elastic.membership import close_group, is_driven, membership
+from tutti.horovod.engine import Engine
 from tutti.horovod.engine.coordinator import wrong_members
-from tutti.horovod.engine.engine import Engine
 from tutti.horovod.engine.execute import Members, form
 from tutti.horovod.engine.messages import (
     GLOBAL_SET,

@@ -46,6 +46,14 @@ from tutti.horovod.basics import (
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.gradients import Compression
 from tutti.horovod.tensorflow.bridge import executing_eagerly as _executing_eagerly
+from tutti.horovod.tensorflow.bridge import (
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from tutti.horovod.tensorflow.collectives import (
     Adasum,
     Average,
@@ -61,25 +69,17 @@ from tutti.horovod.tensorflow.collectives import (
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
     reducescatter,
-    size_op,
 )
-from tutti.horovod.tensorflow.functions import (
+from tutti.horovod.tensorflow.training import (
+    DistributedGradientTape,
+    DistributedOptimizer,
+    PartialDistributedGradientTape,
     allgather_object,
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
-)
-from tutti.horovod.tensorflow.gradients import (
-    DistributedGradientTape,
-    DistributedOptimizer,
-    PartialDistributedGradientTape,
     check_num_rank_power_of_2,
 )
 from tutti.horovod.torch.arguments import reduce_op as _reduce_op

@@ -15,6 +15,7 @@ from torch.utils.dlpack import to_dlpack
 from tutti.horovod import basics
 from tutti.horovod.errors import SHUT_DOWN, HorovodInternalError
 from tutti.horovod.torch.ops import forget, settle, synchronize
+from tutti.horovod.torch.ops import join as join_ranks
 
 _LINE = 64  # bytes: where TensorFlow takes an array over as it is, and vectors of the processor begin
 _MOST_KEPT = 8  # pieces that nobody uses
@@ -197,3 +198,55 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
     return tensor.numpy()
+
+
+@as_written
+def join() -> Any:
+    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
+    if tf.executing_eagerly():
+        try:
+            return tf.constant(join_ranks(), tf.int32)
+        except HorovodInternalError as error:
+            raise tf.errors.UnknownError(None, None, f"HorovodJoin: {error}") from error
+    last = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(join_ranks()), [], tf.int32, name="HorovodJoin")
+    last.set_shape([])
+    return last
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks of a set, when the graph runs."""
+    return _asked(lambda: len(basics.engine().sets[process_set_id].ranks), name or "HorovodSize")
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """The number of ranks on this host, when the graph runs."""
+    return _asked(basics.local_size, name or "HorovodLocalSize")
+
+
+def rank_op(name: str | None = None) -> Any:
+    """This rank, when the graph runs."""
+    return _asked(basics.rank, name or "HorovodRank")
+
+
+def local_rank_op(name: str | None = None) -> Any:
+    """This rank's place on its host, when the graph runs."""
+    return _asked(basics.local_rank, name or "HorovodLocalRank")
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Whether this rank is in a set, when the graph runs: 1, 0, or -1 where there is no such set."""
+
+    def included() -> int:
+        members = basics.engine().sets.get(process_set_id)
+        return -1 if members is None else int(basics.rank() in members.ranks)
+
+    return _asked(included, name or "HorovodProcessSetIncluded")
+
+
+@as_written
+def _asked(answer: Callable[[], int], name: str) -> Any:
+    if tf.executing_eagerly():
+        return tf.constant(answer(), tf.int32)
+    answered = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(answer()), [], tf.int32, name=name)
+    answered.set_shape([])
+    return answered

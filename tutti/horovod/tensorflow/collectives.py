@@ -11,7 +11,6 @@ from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.engine.execute import is_power_of_two
 from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
-from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.gradients import Compression
 from tutti.horovod.tensorflow.bridge import Begun, as_written, carry_out, side_by_side
 from tutti.horovod.torch import ops
@@ -210,58 +209,6 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Several tensors reduced as one unit, some of the rows of each on each rank."""
     return _scatter(tensors, compression, op, (prescale_factor, postscale_factor), process_set, True, {"name": None})
-
-
-@as_written
-def join() -> Any:
-    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
-    if tf.executing_eagerly():
-        try:
-            return tf.constant(ops.join(), tf.int32)
-        except HorovodInternalError as error:
-            raise tf.errors.UnknownError(None, None, f"HorovodJoin: {error}") from error
-    last = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(ops.join()), [], tf.int32, name="HorovodJoin")
-    last.set_shape([])
-    return last
-
-
-def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a set, when the graph runs."""
-    return _asked(lambda: len(basics.engine().sets[process_set_id].ranks), name or "HorovodSize")
-
-
-def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks on this host, when the graph runs."""
-    return _asked(basics.local_size, name or "HorovodLocalSize")
-
-
-def rank_op(name: str | None = None) -> Any:
-    """This rank, when the graph runs."""
-    return _asked(basics.rank, name or "HorovodRank")
-
-
-def local_rank_op(name: str | None = None) -> Any:
-    """This rank's place on its host, when the graph runs."""
-    return _asked(basics.local_rank, name or "HorovodLocalRank")
-
-
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Whether this rank is in a set, when the graph runs: 1, 0, or -1 where there is no such set."""
-
-    def included() -> int:
-        members = basics.engine().sets.get(process_set_id)
-        return -1 if members is None else int(basics.rank() in members.ranks)
-
-    return _asked(included, name or "HorovodProcessSetIncluded")
-
-
-@as_written
-def _asked(answer: Callable[[], int], name: str) -> Any:
-    if tf.executing_eagerly():
-        return tf.constant(answer(), tf.int32)
-    answered = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(answer()), [], tf.int32, name=name)
-    answered.set_shape([])
-    return answered
 
 
 def _reduce_dense(

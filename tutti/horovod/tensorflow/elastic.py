@@ -10,7 +10,7 @@ from tutti.horovod import basics
 from tutti.horovod.elastic import ObjectState, run_fn
 from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.gradients import variables_of
-from tutti.horovod.tensorflow.functions import broadcast_object, broadcast_variables, tensorflow_variable
+from tutti.horovod.tensorflow.training import broadcast_object, broadcast_variables, tensorflow_variable
 from tutti.horovod.torch import ops
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]

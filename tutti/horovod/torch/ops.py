@@ -9,7 +9,7 @@ import torch
 
 from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet, global_process_set
-from tutti.horovod.engine.engine import Pending
+from tutti.horovod.engine import Pending
 from tutti.horovod.engine.execute import OperationTensors
 from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Kind, TensorRequest
 from tutti.horovod.torch.arguments import (

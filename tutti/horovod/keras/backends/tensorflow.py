@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.messages import MIN
-from tutti.horovod.tensorflow import collectives, functions
+from tutti.horovod.tensorflow import collectives, training
 from tutti.horovod.tensorflow.bridge import as_written
-from tutti.horovod.tensorflow.gradients import Reduction
+from tutti.horovod.tensorflow.training import Reduction
 
 
 @as_written
@@ -64,7 +64,7 @@ def agree(flag: Any, process_set: ProcessSet) -> Any:
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """One rank's values into the variables of all."""
-    functions.broadcast_variables(variables, root_rank)
+    training.broadcast_variables(variables, root_rank)
 
 
 def call(collective: str, value: Any, **options: Any) -> Any:
