@@ -22,6 +22,7 @@ import measure
 from tutti.config.load import resolve
 from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
+from tutti.train.torch import TorchFramework
 
 BAR_ACCURACY, BAR_SECONDS = 0.905, 6.0
 RECIPE = "cifar10/fast"
@@ -30,7 +31,7 @@ RECIPE = "cifar10/fast"
 def run_seed(seed: int, overrides: list[str], folder: Path) -> tuple[float, float]:
     """Test accuracy and seconds of training of one run."""
     config = resolve(RECIPE, [f"seed={seed}", f"out={folder}", *overrides]).config
-    outcome = run_rank(config, discover({}))
+    outcome = run_rank(TorchFramework(), config, discover({}))
     events = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
     seconds = sum(event["seconds"] for event in events if event["event"] == "epoch")
     return outcome.results["valid_accuracy"], seconds

@@ -14,9 +14,7 @@ from tutti.data.loader import RankBatch
 from tutti.ranks.device import choose_device
 from tutti.ranks.environments import discover
 from tutti.ranks.group import join
-from tutti.train import build
-from tutti.train.learner import Learner
-from tutti.train.meters import Meter
+from tutti.train.torch import Objects, build_parts
 
 Step = Callable[[], Any]
 
@@ -69,18 +67,17 @@ def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, target
     placement = discover({})
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
-    objects = build.Objects(train_data=_Samples(inputs, targets), valid_data=None)
-    pieces = build.build_pieces(config, objects, placement, device)
+    objects = Objects(train_data=_Samples(inputs, targets), valid_data=None)
+    parts = build_parts(config, objects, placement, device)
     plan = make_plan(config, 1, len(inputs))
-    learner = Learner(config, plan, group, device, pieces.model, pieces.criterion, pieces.optimizer)
-    meter = Meter({}, device)
+    learner = parts.make_learner(config, group, device)
     size = plan.micro_batch
     pairs = list(zip(inputs.split(size), targets.split(size), strict=True))
     batch = RankBatch(0, 0, np.arange(len(inputs)), pairs)
     learner.model.train()
 
     def step() -> torch.Tensor:
-        loss = learner.forward_backward(batch, meter, measure=False)
+        loss = learner.forward_backward(batch, measure=False)
         learner.clip_gradients()
         learner.update_weights(config.optim.lr)
         return loss

@@ -8,8 +8,8 @@ Compute only, one batch of random numbers that stays on the GPU, forward, backwa
 - as first written: fp32 as torch has it by default (convolutions in TF32), Adam, the loss read in every step.
 - optimised, JIT: fp16 autocast with a gradient scaler, fused Adam, the loss through torch.jit.script.
 - optimised, compile: the same, with model and loss through torch.compile instead. The faster of the two is the peer.
-- tutti: the trainer's own step (`Learner`) for the recipe nbody/short_opt: bf16, channels innermost, compiled, first
-  and last layer as matrix products. The network has the same 117.0 M parameters in all of them.
+- tutti: the trainer's own step (`TorchLearner`) for the recipe nbody/short_opt: bf16, channels innermost, compiled,
+  first and last layer as matrix products. The network has the same 117.0 M parameters in all of them.
 
 Whole: `tutti train nbody/short_opt` in this process, with the box that `tutti data make nbody` makes, its crops and
 symmetries, metrics and records; samples/s of the epochs after the first, as the run's record has them.
@@ -37,6 +37,7 @@ from tutti.data.nbody.make import make_nbody
 from tutti.models.unet3d import UNet3d
 from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
+from tutti.train.torch import TorchFramework
 
 BAR_SPEED, BAR_WHOLE = 2.0, 0.95
 RECIPE = "nbody/short_opt"
@@ -120,7 +121,7 @@ def whole_run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         f"data.train_samples={args.batch * args.epoch_steps}", f"data.valid_samples={args.batch}",
         f"batch.global={args.batch}", f"epochs={args.epochs}", f"out={folder / 'runs'}", "checkpoint.every_epochs=null",
     ]  # fmt: skip
-    outcome = run_rank(resolve(RECIPE, overrides).config, discover({}))
+    outcome = run_rank(TorchFramework(), resolve(RECIPE, overrides).config, discover({}))
     events = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
     rates = [event["samples_per_second"] for event in events if event["event"] == "epoch"]
     return {"samples_per_second": rates[1:], "first_epoch": rates[0], "results": outcome.results}

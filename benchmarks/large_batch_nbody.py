@@ -24,6 +24,7 @@ from tutti.config.load import resolve
 from tutti.data.nbody.make import make_nbody
 from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
+from tutti.train.torch import TorchFramework
 
 RUNS = {
     "64, 10 epochs": ("nbody/bs64_opt", 10),
@@ -43,7 +44,7 @@ def train(name: str, args: argparse.Namespace, data: Path, folder: Path) -> dict
     ]  # fmt: skip
     if not recipe.endswith("bs64_opt"):
         overrides.append(f"schedule.warmup_steps={args.warmup}")
-    outcome = run_rank(resolve(recipe, overrides).config, discover({}))
+    outcome = run_rank(TorchFramework(), resolve(recipe, overrides).config, discover({}))
     events = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
     points = [event for event in events if event["event"] in ("start", "epoch")]
     return {

@@ -86,8 +86,7 @@ class LookingOn:
         from tutti.ranks import hang_detection
         from tutti.runs.journal import Journal
         from tutti.train import job
-        from tutti.train.phases import HostTimer
-        from tutti.train.stragglers import Stragglers
+        from tutti.train.timing import HostTimer, Stragglers
 
         self.seconds = 0.0
         self._threads: list[int] = []

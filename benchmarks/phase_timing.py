@@ -31,11 +31,13 @@ QUIET = ["log.tensorboard=false", "checkpoint.every_epochs=null", "epochs=100000
 
 def steps_of(job: Any) -> Iterator[None]:
     """The training loop without validation and checkpoints, a step at a time."""
-    job.rehearse()
+    learner = job.learner
+    job.begin()
     for batch in job.batches():
-        job.forward_backward(batch)
-        job.learner.clip_gradients()
-        job.update_weights()
+        loss = learner.forward_backward(batch, job.logs_after(batch.step + 1))
+        learner.clip_gradients()
+        learner.update_weights(job.lr)
+        job.end_step(loss)
         if job.logs_after(job.step):
             job.log()
         yield
@@ -49,7 +51,8 @@ def be_rank(args: argparse.Namespace) -> None:
     from tutti.ranks.group import join
     from tutti.ranks.hang_detection import Watch
     from tutti.runs.folder import RunFolder
-    from tutti.train.build import Objects, build_job
+    from tutti.train.build import build_job
+    from tutti.train.torch import TorchFramework
 
     config = resolve(args.recipe, [*(args.set or DEFAULT), *QUIET, f"log.every_steps={args.steps}"]).config
     placement = discover(os.environ)
@@ -62,7 +65,7 @@ def be_rank(args: argparse.Namespace) -> None:
         folder = RunFolder(args.result.parent / phases)
         folder.logs.mkdir(parents=True, exist_ok=True)
         log = config.log.model_copy(update={"phases": phases == "on"})
-        job = build_job(config.model_copy(update={"log": log}), Objects(), group, watch, device, folder, None)
+        job = build_job(TorchFramework(), config.model_copy(update={"log": log}), group, watch, device, folder, None)
         job.valid_data = None
         runs[phases] = steps_of(job)
     seconds: dict[str, list[float]] = {"on": [], "off": []}

@@ -9,7 +9,7 @@ from frameworks_names import MODELS, OPTIMIZERS
 from torch import nn
 
 from tutti.config import parts
-from tutti.frameworks.network import cross_entropy
+from tutti.frameworks.learner import cross_entropy
 
 
 def checks() -> dict[str, Any]:

@@ -36,11 +36,12 @@ CUT_AT = 11  # in the middle of the first epoch of 22 steps, and inside a log wi
 def train(name: str, out: Path, resume: Path | None = None, **values: Any) -> dict[str, Any]:
     """One run as this rank: its folder, its results and its weights."""
     from tutti.config.load import resolve_values
-    from tutti.frameworks.run import run_rank
+    from tutti.frameworks.run import KerasFramework
     from tutti.ranks.environments import discover
+    from tutti.train.run import run_rank
 
     config = resolve_values(COMMON | {"recipe": name, "out": str(out)} | values)
-    done = run_rank(config, discover(os.environ), resume=resume)
+    done = run_rank(KerasFramework(), config, discover(os.environ), resume=resume)
     weights = [np.array(value) for value in done.model.get_weights()]
     return {"folder": done.folder.path, "results": done.results, "weights": weights}
 
@@ -56,25 +57,25 @@ def cut(folder: Path, copy: Path, step: int = CUT_AT) -> Path:
 def stopped(name: str, out: Path, framework: str) -> dict[str, Any]:
     """A run that a signal to rank 1 stops in mid-epoch, and that goes on."""
     from tutti.errors import Interrupted
-    from tutti.frameworks.job import Job
+    from tutti.train.job import Job
 
-    after_step = Job.after_step
+    end_step = Job.end_step
 
-    def after_step_and_stop(self: Job, loss: Any) -> None:
-        after_step(self, loss)
+    def end_step_and_stop(self: Job, loss: Any) -> None:
+        end_step(self, loss)
         if self.step == 9 and self.group.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         if self.step >= 9:
             time.sleep(0.02)  # a run of this size would be over before any word could arrive
 
-    Job.after_step = after_step_and_stop
+    Job.end_step = end_step_and_stop
     try:
         train(name, out, framework=framework, **PLAIN)
         raise AssertionError("the run was not stopped")
     except Interrupted as interrupted:
         text = str(interrupted)
     finally:
-        Job.after_step = after_step
+        Job.end_step = end_step
     [folder] = (out / name).iterdir()
     latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
     return train(name, out, latest, framework=framework, **PLAIN) | {"text": text, "step": int(latest.name[5:])}

@@ -48,7 +48,7 @@ TORCH = (
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
     "sklearn.datasets",
-    "tutti.train.run",
+    "tutti.train.torch",
     "tutti.cli.main",
     "tutti.cli.train",
     "tutti.report.curves",

@@ -92,18 +92,19 @@ def train(values: dict[str, Any], resume: str | None = None, kill_at_step: int |
     from tutti.ranks.environments import discover
     from tutti.train import job
     from tutti.train.run import run_rank
+    from tutti.train.torch import TorchFramework
 
     if kill_at_step is not None:
-        update = job.Job.update_weights
+        end_step = job.Job.end_step
 
-        def update_or_die(self: job.Job) -> None:
-            update(self)
+        def end_step_or_die(self: job.Job, loss: Any) -> None:
+            end_step(self, loss)
             if self.step == kill_at_step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        job.Job.update_weights = update_or_die
+        job.Job.end_step = end_step_or_die
     config = resolve_values(values)
-    outcome = run_rank(config, discover(os.environ), resume=Path(resume) if resume else None)
+    outcome = run_rank(TorchFramework(), config, discover(os.environ), resume=Path(resume) if resume else None)
     weights = torch.cat([value.double().reshape(-1) for value in outcome.model.state_dict().values()])
     return {"folder": outcome.folder.path, "results": outcome.results, "weights": weights.tolist()}
 

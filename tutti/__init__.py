@@ -7,7 +7,7 @@ __all__ = ["__version__", "fit", "load"]
 
 if TYPE_CHECKING:
     from tutti.config.load import load
-    from tutti.train.fit import fit
+    from tutti.train.torch import fit
 
 
 def __getattr__(name: str) -> Any:
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name == "fit":
-        from tutti.train.fit import fit
+        from tutti.train.torch import fit
 
         return fit
     raise AttributeError(f"module 'tutti' has no attribute {name!r}")

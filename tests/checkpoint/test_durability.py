@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tutti.checkpoint.manifest import NAME, Manifest, find_latest, saved, verify
-from tutti.checkpoint.store import model_shape, save
+from tutti.checkpoint.store import model_shape, save, write_state
 from tutti.ranks.group import Group
 
 OPERATIONS = ("fsync", "rename", "replace")
@@ -37,7 +37,11 @@ def save_step(checkpoints: Path, step: int) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     manifest = Manifest("order", step, 1, 8, None, 64, 1, model_shape(model), {})
-    save(checkpoints, manifest, model, optimizer, cast(Group, OneRank()), keep=2)
+
+    def write(folder: Path, group: Group) -> list[Path]:
+        return write_state(folder, model, optimizer, group)
+
+    save(checkpoints, manifest, write, cast(Group, OneRank()), keep=2)
 
 
 def before_each(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, tuple[Any, ...]], None]) -> None:

@@ -1,11 +1,17 @@
 """What a login node does imports neither torch nor TensorFlow."""
 
+import ast
 import json
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import Tutti, command
+
+import tutti as tutti_package
+
+MOST_MODULES = 70  # of ours that the command imports, and a rank that trains
+MOST_FOR_CURVES = 5  # that rank 0 imports besides, to draw the curves of its run
 
 PROBE = """
 import json, sys
@@ -42,6 +48,54 @@ def test_a_login_node_needs_no_torch(words: list[str], tmp_path: Path) -> None:
     found = json.loads(done.err.splitlines()[-1])
     assert found["heavy"] == []
     assert found["code"] == (2 if "optim.lrr=1" in words else 0)
+
+
+# Loaded by every Python process at its start; each writes which modules of ours it has loaded at its end.
+SITE = """
+import atexit, json, os, sys
+
+def write():
+    own = sorted(name for name in sys.modules if name.partition(".")[0] == "tutti")
+    folder, rank = os.environ["MODULES_FOLDER"], os.environ.get("RANK", "command")
+    if own:
+        with open(os.path.join(folder, f"{rank}-{os.getpid()}.json"), "w") as file:
+            json.dump(own, file)
+
+def write_and_exit(code, exit=os._exit):
+    write()
+    exit(code)
+
+atexit.register(write)
+os._exit = write_and_exit
+"""
+
+
+def _with_code(names: list[str]) -> list[str]:
+    """The modules without packages that hold no more than their docstring."""
+    root = Path(tutti_package.__file__).parent.parent
+    empty = {
+        str(path.parent.relative_to(root)).replace("/", ".")
+        for path in (root / "tutti").rglob("__init__.py")
+        if len(ast.parse(path.read_text()).body) < 2
+    }
+    return [name for name in names if name not in empty]
+
+
+@pytest.mark.system
+def test_training_imports_few_modules(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    found = tmp_path / "found"
+    found.mkdir()
+    env = {"MODULES_FOLDER": str(found), "PYTHONPATH": str(tmp_path)}
+    words = ("-m", "tutti", "train", "digits", "-n", "2", "epochs=1")
+    done = command(sys.executable, *words, cwd=tmp_path, **env)
+    assert done.code == 0, done.all
+    loaded = {path.name.partition("-")[0]: _with_code(json.loads(path.read_text())) for path in found.glob("*.json")}
+    assert sorted(loaded) == ["0", "1", "command"]
+    for process, most in (("command", MOST_MODULES), ("1", MOST_MODULES), ("0", MOST_MODULES + MOST_FOR_CURVES)):
+        assert len(loaded[process]) <= most, f"{process} imports {len(loaded[process])}: {' '.join(loaded[process])}"
+    others = [name for name in loaded["1"] if name.startswith(("tutti.doctor", "tutti.bench", "tutti.horovod"))]
+    assert others == [], "training imports what it does not need"
 
 
 @pytest.mark.system

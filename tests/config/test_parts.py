@@ -93,7 +93,7 @@ def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[part
         ("optim", {"name": "adamw", "lr": 0.1}, "torch.optim:AdamW"),
         ("loss", {"name": "cross_entropy", "label_smoothing": 0.1}, "torch.nn:CrossEntropyLoss"),
         ("loss", {"name": "mse"}, "torch.nn:MSELoss"),
-        ("loss", {"name": "l1"}, "tutti.train.losses:L1Loss"),
+        ("loss", {"name": "l1"}, "tutti.train.metrics:L1Loss"),
     ],
 )
 def test_a_built_in_part_is_built_from_a_recipe(section: str, options: dict[str, Any], kind: str) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tutti.doctor.compare import compare, compare_clocks, disagreements
+from tutti.doctor.compare import compare, compare_clocks
 from tutti.doctor.facts import Facts
+from tutti.ranks.fingerprint import disagreements
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "tutti": "0.5.0", "code": "aaaa"}
 GIB = 2**30

@@ -8,8 +8,9 @@ import pytest
 
 import tutti
 from tutti.config.load import resolve, resolve_values
-from tutti.doctor.facts import fingerprint, read_limits, read_memory
-from tutti.doctor.sources import data_paths, digest_of_module, digest_of_package, own_code, state_of, user_code
+from tutti.doctor.facts import read_limits, read_memory
+from tutti.doctor.sources import data_paths, digest_of_module, state_of, user_code
+from tutti.ranks.fingerprint import digest_of_package, fingerprint, own_code
 
 
 def test_a_fingerprint_has_versions_and_code() -> None:

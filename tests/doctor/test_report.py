@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from tutti.doctor.facts import Facts
-from tutti.doctor.findings import fault, format_bytes, format_seconds, format_speed, name_hosts, name_ranks, warning
+from tutti.doctor.findings import fault, format_bytes, format_seconds, format_speed, name_hosts, warning
 from tutti.doctor.plan import Link
 from tutti.doctor.report import Report, make_table, print_report, write_record
+from tutti.ranks.fingerprint import name_ranks
 
 LINKS = [Link("n0", "n1", 25e6, 24e6, 1e-4), Link("n0", "n2", error="no answer")]
 

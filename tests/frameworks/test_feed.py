@@ -10,8 +10,9 @@ from tutti.config.plan import Plan
 from tutti.data.builtin import digits
 from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.order import SampleOrder
-from tutti.frameworks.feed import CPU, Feed, evaluation_feed
-from tutti.train.clock import Clock
+from tutti.frameworks.feed import CPU, Feed, as_arrays, evaluation_feed
+from tutti.train.job import peek
+from tutti.train.timing import Clock
 
 PLAN = Plan(world_size=2, global_batch=64, per_rank_batch=32, micro_batch=32, train_samples=1437, epochs=2)
 
@@ -29,13 +30,13 @@ def loader(rank: int) -> Loader:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_training_samples_are_torchs_bit_by_bit(rank: int) -> None:
-    feed = Feed(loader(rank), Clock())
-    first = feed.open(20)
+    first, batches = peek(loader(rank).steps(20))
     assert first is not None
+    feed = Feed(lambda: next(batches, None), Clock())
     arrays = list(feed.arrays())
     expected = [batch.micro_batches[0] for batch in loader(rank).steps(20)]
     assert len(arrays) == len(expected) == PLAN.total_steps - 20
-    assert (first[0] == arrays[0][0]).all()
+    assert (as_arrays(first.micro_batches[0])[0] == arrays[0][0]).all()
     for (images, labels), (inputs, targets) in zip(arrays, expected, strict=True):
         assert images.shape == (32, 8, 8, 1)
         assert np.moveaxis(images, -1, 1).tobytes() == inputs.numpy().tobytes()

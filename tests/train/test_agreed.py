@@ -11,7 +11,7 @@ from tutti.config.load import load
 from tutti.config.plan import make_plan
 from tutti.errors import CheckpointError, ConfigError, TuttiError
 from tutti.ranks.group import Group
-from tutti.train.resume import agreed, check_samples
+from tutti.train.build import agreed, check_samples
 
 
 class Ranks:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tutti.config.load import load
-from tutti.train.learner import Learner
+from tutti.train.learner import TorchLearner
 
 LENGTH = 0.5
 
@@ -23,7 +23,7 @@ def clipped_gradient(scale: float) -> torch.Tensor:
         _config=load("digits", f"optim.clip_norm={LENGTH}"), scaler=scaler, optimizer=optimizer, model=model
     )
     scaler.scale(model(torch.ones(3)).square().sum()).backward()
-    Learner.clip_gradients(cast(Learner, step))
+    TorchLearner.clip_gradients(cast(TorchLearner, step))
     scaler.step(optimizer)  # which unscales what was not unscaled before
     assert model.weight.grad is not None
     return model.weight.grad

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tutti.train.losses import L1Loss
+from tutti.train.metrics import L1Loss
 
 
 def fields(seed: int) -> torch.Tensor:

@@ -7,8 +7,8 @@ import torch
 
 from tutti.config.schema import LogConfig
 from tutti.runs.step_parts import TIMED, StepPart
-from tutti.train import phases
-from tutti.train.phases import HostTimer, NoTimer, StreamTimer, combine, make_timer
+from tutti.train import timing
+from tutti.train.timing import HostTimer, NoTimer, StreamTimer, combine, make_timer
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def elapsed_time(self, other: "Event") -> float:
             return (other.at - self.at) * 1000
 
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "Event", Event)
 
     def forward(seconds: float) -> None:
@@ -40,7 +40,7 @@ def timed(*seconds: float) -> dict[StepPart, float]:
     return dict(zip(TIMED, seconds, strict=True))
 
 
-def step(timer: phases.StepTimer, turn: Callable[[float], None], between: float = 0.0) -> None:
+def step(timer: timing.StepTimer, turn: Callable[[float], None], between: float = 0.0) -> None:
     """A step of 1 s for data, 2 forward, 3 backward, 0.5 to communicate, 0.25 to update."""
     turn(between)
     timer.begin()

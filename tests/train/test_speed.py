@@ -17,9 +17,8 @@ from tutti.errors import ConfigError
 from tutti.models.unet3d import UNet3d
 from tutti.ranks.device import applies
 from tutti.ranks.environments import discover
-from tutti.train.build import Objects, Pieces, build_pieces
-from tutti.train.fit import fit
 from tutti.train.learner import Pass
+from tutti.train.torch import Objects, TorchParts, build_parts, fit
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 VALUES: dict[str, Any] = {
@@ -45,8 +44,8 @@ def trained(speed: dict[str, Any], out: Path, ranks: int = 1, **values: Any) -> 
     return run_ranks(ranks, train, VALUES | values | {"speed": speed, "out": str(out)})[0]
 
 
-def pieces(speed: dict[str, Any], objects: Objects | None = None, **values: Any) -> Pieces:
-    return build_pieces(resolve_values(VALUES | values | {"speed": speed}), objects or Objects(), discover({}), CPU)
+def built(speed: dict[str, Any], objects: Objects | None = None, **values: Any) -> TorchParts:
+    return build_parts(resolve_values(VALUES | values | {"speed": speed}), objects or Objects(), discover({}), CPU)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_value_comes_back_from_the_record_as_it_was(value: str, expected: Wher
 
 @pytest.mark.parametrize(("value", "expected"), [(True, True), (False, False), ("gpu", False)])
 def test_folding_reaches_the_model(value: Where, expected: bool) -> None:
-    model = pieces({"fold": value}, **VOLUMES).model
+    model = built({"fold": value}, **VOLUMES).model
     assert isinstance(model, UNet3d) and model.fold is expected
 
 
@@ -102,7 +101,7 @@ def test_a_model_of_ones_own_may_have_a_layer_named_fold() -> None:
             self.fold = nn.Linear(2, 2)
 
     data = ArrayDataset(torch.zeros(200, 2), torch.zeros(200, 2))
-    model = pieces({"fold": True}, Objects(model=Folding(), train_data=data)).model
+    model = built({"fold": True}, Objects(model=Folding(), train_data=data)).model
     assert isinstance(model.fold, nn.Linear)
 
 
@@ -118,11 +117,11 @@ def test_a_model_that_adapts_needs_a_dataset_of_whole_batches(adapts: bool) -> N
     pairs = list(zip(inputs, inputs, strict=True))
     objects = Objects(model=Adapting(2, 2), train_data=ArrayDataset(inputs, inputs) if adapts else pairs)
     if adapts:
-        seen = pieces({}, objects).model.seen
+        seen = built({}, objects).model.seen
         assert isinstance(seen, torch.Tensor) and torch.equal(seen, inputs)
     else:
         with pytest.raises(ConfigError, match="Adapting adapts to training samples before the first step"):
-            pieces({}, objects)
+            built({}, objects)
 
 
 def fit_small(model: nn.Module, speed: dict[str, Any], out: Path) -> None:

@@ -50,10 +50,10 @@ def fall_asleep(passes):
 
 def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[type, str, int]:
     """Train until a signal to one rank, or the clock, stops the run; the error and the step it gave."""
-    update = job.Job.update_weights
+    end_step = job.Job.end_step
 
-    def update_and_stop(self: job.Job) -> None:
-        update(self)
+    def end_step_and_stop(self: job.Job, loss: Any) -> None:
+        end_step(self, loss)
         if self.step == at_step and self.group.rank == rank:
             if how == "clock":
                 self.watch._ends = time.time() + 1
@@ -63,7 +63,7 @@ def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[
         if self.step > at_step:
             time.sleep(0.02)  # a run of this size would be over before any word could arrive
 
-    job.Job.update_weights = update_and_stop
+    job.Job.end_step = end_step_and_stop
     try:
         train(values)
     except TuttiError as error:
@@ -104,14 +104,14 @@ def test_a_stopped_run_saves_at_one_step_and_goes_on_without_losing_a_sample(
 
 def left_alone(values: dict[str, Any]) -> tuple[type, str, int, bool]:
     """Train until rank 1 is gone without a word; what the others say."""
-    update = job.Job.update_weights
+    end_step = job.Job.end_step
 
-    def update_or_die(self: job.Job) -> None:
-        update(self)
+    def end_step_or_die(self: job.Job, loss: Any) -> None:
+        end_step(self, loss)
         if self.step == 12 and self.group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    job.Job.update_weights = update_or_die
+    job.Job.end_step = end_step_or_die
     try:
         train(values)
     except TuttiError as error:

@@ -1,6 +1,6 @@
 """Which ranks are called slow."""
 
-from tutti.train.stragglers import Stragglers
+from tutti.train.timing import Stragglers
 
 
 def test_a_rank_that_takes_longer_than_the_others_is_named_once_and_counted_on() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rank_jobs import read_losses, reserved_port, run_ranks, train
 
+from tutti.config.check import check_parts, check_stop
 from tutti.config.load import resolve_values
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
+from tutti.config.schedule import make_schedule
 from tutti.errors import ConfigError
-from tutti.optim.schedule import make_schedule
-from tutti.train.check import check_parts, check_stop
-from tutti.train.standing import Standing
+from tutti.train.progress import TrainingProgress
 
 VALUES: dict[str, Any] = {
     "recipe": "target",
@@ -36,9 +36,9 @@ def config_of(**values: Any) -> RunConfig:
     return resolve_values(VALUES | values)
 
 
-def standing(step: int, accuracy: float, **values: Any) -> Standing:
+def progress(step: int, accuracy: float, **values: Any) -> TrainingProgress:
     """A run after some steps, with the results of its last validation."""
-    found = Standing()
+    found = TrainingProgress()
     found.config = config_of(**values)
     found.plan = make_plan(found.config, 1, STEPS * 64)
     found.step, found.results = step, {"valid_accuracy": accuracy}
@@ -99,34 +99,34 @@ def _assert_schedule_of_the_whole_recipe(folder: Path) -> None:
     ],
 )
 def test_losses_come_to_a_target_from_above_and_accuracies_from_below(target, results, is_over) -> None:
-    found = standing(STEPS, 0.0, stop_at=target)
+    found = progress(STEPS, 0.0, stop_at=target)
     found.results = results
     assert found.is_over is is_over
 
 
 def test_only_a_validation_ends_a_run() -> None:
-    assert standing(STEPS, 0.6, **TARGET).is_over
-    assert not standing(STEPS + 1, 0.6, **TARGET).is_over
+    assert progress(STEPS, 0.6, **TARGET).is_over
+    assert not progress(STEPS + 1, 0.6, **TARGET).is_over
 
 
 def test_a_run_that_stops_saves_as_at_its_end() -> None:
-    assert standing(STEPS, 0.6, **TARGET).saves_now
-    assert not standing(STEPS, 0.4, **TARGET).saves_now
-    assert not standing(STEPS, 0.6, **TARGET, checkpoint={"every_epochs": None}).saves_now
+    assert progress(STEPS, 0.6, **TARGET).saves_now
+    assert not progress(STEPS, 0.4, **TARGET).saves_now
+    assert not progress(STEPS, 0.6, **TARGET, checkpoint={"every_epochs": None}).saves_now
 
 
 def test_a_run_says_what_has_ended_it() -> None:
-    assert standing(STEPS, 0.6, **TARGET).ended_by == "stop_at"
-    assert list(standing(2 * STEPS, 0.6, **TARGET).tell_stop()) == [
+    assert progress(STEPS, 0.6, **TARGET).ended_by == "stop_at"
+    assert list(progress(2 * STEPS, 0.6, **TARGET).describe_stop()) == [
         "stopped after epoch 2 of 30: valid accuracy 60.00% has come to stop_at.valid_accuracy=0.5"
     ]
-    whole = standing(30 * STEPS, 0.4, **TARGET)
-    assert (whole.is_over, whole.ended_by, list(whole.tell_stop())) == (True, "epochs", [])
-    assert standing(7, 0.4, **TARGET, max_steps=7).ended_by == "max_steps"
+    whole = progress(30 * STEPS, 0.4, **TARGET)
+    assert (whole.is_over, whole.ended_by, list(whole.describe_stop())) == (True, "epochs", [])
+    assert progress(7, 0.4, **TARGET, max_steps=7).ended_by == "max_steps"
 
 
 def test_the_best_of_an_error_is_the_least() -> None:
-    found = standing(STEPS, 0.0, metrics=["parts:my_error"], checkpoint={"best": "my_error"})
+    found = progress(STEPS, 0.0, metrics=["parts:my_error"], checkpoint={"best": "my_error"})
     for error, is_best in ((0.4, True), (0.5, False), (0.3, True)):
         found.results = {"valid_my_error": error}
         found._note_best()

@@ -19,7 +19,7 @@ from tutti.bench.work import count_work
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
 from tutti.runs.step_parts import StepPart
-from tutti.train.resume import agreed
+from tutti.train.build import agreed
 
 _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
 _WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # of the time, where a phase has not 1

@@ -9,13 +9,13 @@ from tutti.bench.measure import Tell, measure
 from tutti.bench.results import Measurement, write_measurements
 from tutti.bench.session import Session, open_session
 from tutti.bench.verdict import Verdict, judge
+from tutti.config.check import check_parts
 from tutti.config.load import resolve
 from tutti.config.recipes import read_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
-from tutti.train.check import check_parts
 
 RESULT = "bench.json"
 PICTURE = "bench.png"

@@ -8,12 +8,13 @@ import torch
 
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
+from tutti.ranks.fingerprint import check_same_code
 from tutti.ranks.group import Group, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback
 from tutti.runs.record import Record
-from tutti.train.start import begin_record, check_same_code, make_folder
+from tutti.train.run import begin_record, make_folder
 
 
 @dataclass(frozen=True)

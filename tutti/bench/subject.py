@@ -19,10 +19,8 @@ from tutti.data.order import SampleOrder
 from tutti.parallel.host_memory import HostMemory, share_memory
 from tutti.ranks.device import applies, set_threads
 from tutti.runs.step_parts import StepPart
-from tutti.train.build import Objects, Pieces, build_pieces, choose_prefetch
-from tutti.train.learner import Learner
-from tutti.train.meters import Meter
-from tutti.train.resume import agreed
+from tutti.train.build import agreed, choose_prefetch
+from tutti.train.torch import Objects, TorchParts, build_parts
 
 _ENDLESS = 1_000_000  # epochs
 _MEGABYTE = 1 << 20
@@ -34,16 +32,13 @@ Step = Callable[[], None]
 class Subject:
     """A recipe made ready to be measured; nothing that it does changes a weight: the learning rate is 0."""
 
-    def __init__(self, session: Session, config: RunConfig, pieces: Pieces) -> None:
+    def __init__(self, session: Session, config: RunConfig, parts: TorchParts) -> None:
         self.config, self.group, self.device = config, session.group, session.device
         self.on_gpu = session.device.type == "cuda"
-        self.plan: Plan = dataclasses.replace(pieces.plan, epochs=_ENDLESS)
-        self.data = pieces.train_data
-        self.learner = Learner(
-            config, pieces.plan, self.group, self.device, pieces.model, pieces.criterion, pieces.optimizer
-        )
+        self.plan: Plan = dataclasses.replace(parts.plan, epochs=_ENDLESS)
+        self.data = parts.train_data
+        self.learner = parts.make_learner(config, self.group, self.device)
         self.learner.model.train()
-        self._meter = Meter(pieces.metrics, self.device)
         self._prefetch = choose_prefetch(config, self.device)
         self._memory: HostMemory | None = None
         with self._reader() as batches:
@@ -144,7 +139,7 @@ class Subject:
             self._step(self.cached)
 
     def _step(self, batch: RankBatch) -> None:
-        self.learner.forward_backward(batch, self._meter, measure=False)
+        self.learner.forward_backward(batch, measure=False)
         self.learner.clip_gradients()
         self.learner.update_weights(0.0)
 
@@ -216,9 +211,9 @@ def opened(session: Session, config: RunConfig) -> Iterator[Subject]:
     group = session.group
     set_threads(config.runtime, session.placement)
     agreed(group, config.data.prepare if group.is_first else lambda: None)
-    pieces = agreed(group, functools.partial(build_pieces, config, Objects(), session.placement, session.device))
-    subject = agreed(group, functools.partial(Subject, session, config, pieces))
-    del pieces  # which the subject lets go of at its end
+    parts = agreed(group, functools.partial(build_parts, config, Objects(), session.placement, session.device))
+    subject = agreed(group, functools.partial(Subject, session, config, parts))
+    del parts  # which the subject lets go of at its end
     try:
         yield subject
     finally:

@@ -19,7 +19,7 @@ from tutti.errors import ConfigError, TrainingError, TuttiError
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
-from tutti.train.resume import agreed
+from tutti.train.build import agreed
 
 MARK = "# Made by tutti tune"
 

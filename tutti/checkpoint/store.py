@@ -1,11 +1,11 @@
-"""Saving and loading through torch.distributed.checkpoint; a checkpoint is whole and durable before it has a name."""
+"""Saving checkpoints, whole and durable before they have a name; of torch through torch.distributed.checkpoint."""
 
 import contextlib
 import errno
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,33 +27,38 @@ _ALMOST_NOTHING = 1 << 16  # bytes
 def save(
     checkpoints: Path,
     manifest: Manifest,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    write: Callable[[Path, Group], Iterable[Path]],
     group: Group,
     keep: int,
     is_best: bool = False,
 ) -> None:
-    """Save on all ranks; on failure every rank raises, and what was there before is untouched."""
+    """Save on all ranks; on failure every rank raises, and what was there before is untouched.
+
+    Every rank calls `write`, which returns the files whose checksums that rank computes.
+    """
     final = checkpoints / folder_name(manifest.step)
     partial = checkpoints / f".{final.name}.partial"
     if group.is_first:
         shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with _quiet():
-            dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
-        problem = _seal(partial, final, manifest, group)
-    except (Exception, CheckpointException) as error:  # torch raises on all ranks what went wrong on any
-        problem = full_disk(checkpoints) or reason(error)
+    problem = _seal(partial, final, manifest, write, group)
     if problem is None:
-        problem = group.from_first(publish(checkpoints, final, keep, is_best) if group.is_first else None)
+        problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
     if problem is not None:
         if group.is_first:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint {final} was not saved: {problem}")
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read a verified checkpoint into a model and its optimizer, on any number of ranks."""
+def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> list[Path]:
+    """Write a model of torch and its optimizer from all ranks; every rank is to sum up its share of the files."""
+    with _quiet():
+        dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
+    return files[group.rank :: group.world_size]
+
+
+def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read a verified checkpoint into a model of torch and its optimizer, on any number of ranks."""
     state = _state(model, optimizer)
     with _quiet():
         dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
@@ -85,14 +90,15 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return {"model": model_state, "optimizer": optimizer_state}
 
 
-def _seal(partial: Path, final: Path, manifest: Manifest, group: Group) -> str | None:
-    """Sum up every file, each rank its own, and give the checkpoint its name; the problem, if any, on every rank."""
+def _seal(
+    partial: Path, final: Path, manifest: Manifest, write: Callable[[Path, Group], Iterable[Path]], group: Group
+) -> str | None:
+    """Write every file, sum it up, and give the checkpoint its name; the problem, if any, on every rank."""
     problem, sums = None, {}
     try:
-        mine = sorted(path for path in partial.iterdir() if path.is_file() and path.name != NAME)
-        sums = {path.name: file_sum(path) for path in mine[group.rank :: group.world_size]}
-    except OSError as error:
-        problem = reason(error)
+        sums = {path.name: file_sum(path) for path in write(partial, group)}
+    except (Exception, CheckpointException) as error:  # Keras and torch wrap what the system says in many kinds
+        problem = _full_disk(final.parent) or _reason(error)
     found = group.gather((problem, sums))
     problem = next((text for text, _ in found if text), None)
     if group.is_first and problem is None:
@@ -103,18 +109,18 @@ def _seal(partial: Path, final: Path, manifest: Manifest, group: Group) -> str |
             os.rename(partial, final)
             sync_folder(final.parent)
         except OSError as error:
-            problem = reason(error)
+            problem = _reason(error)
     return group.from_first(problem)
 
 
-def publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
+def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
     """Move the pointers, then remove what is no longer needed."""
     try:
         write_durably(checkpoints / "latest", final.name + "\n")
         if is_best:
             write_durably(checkpoints / "best", final.name + "\n")
     except OSError as error:
-        return reason(error)
+        return _reason(error)
     pointed = {final.name}
     with contextlib.suppress(OSError):
         pointed.add((checkpoints / "best").read_text().strip())
@@ -124,17 +130,17 @@ def publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | N
     return None
 
 
-def full_disk(folder: Path) -> str | None:
+def _full_disk(folder: Path) -> str | None:
     """A full disk in plain words: what torch says of it is about positions in a file."""
     return os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _ALMOST_NOTHING else None
 
 
-def reason(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The system's own words for what went wrong, out of whatever they are wrapped in."""
     failures = getattr(error, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))
-        return f"rank {rank}: {reason(cause)}"
+        return f"rank {rank}: {_reason(cause)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tutti.checkpoint.manifest import find_latest
+from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
-from tutti.launch import local
 from tutti.launch.fork_server import keep, open_nursery
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, quote
 from tutti.ranks.placement import Placement
-from tutti.ranks.process import end_with_parent
+from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder
 from tutti.runs.record import Record
 
@@ -31,7 +31,9 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of
 def place(ranks: int | None) -> Placement:
     """Who this process is among ranks; `-n` is for those that nobody has started yet."""
     if ranks is not None:
-        local.check_ranks(ranks)
+        from tutti.launch.local import check_ranks
+
+        check_ranks(ranks)
     placement = discover(os.environ)
     if ranks not in (None, placement.world_size) and placement.world_size > 1:
         raise LaunchError(
@@ -43,12 +45,12 @@ def place(ranks: int | None) -> Placement:
 
 def is_rank(placement: Placement) -> bool:
     """Whether somebody has started this process as one of several ranks."""
-    return placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ
+    return placement.world_size > 1 or FOLDER_VARIABLE in os.environ
 
 
 def given_folder() -> RunFolder | None:
     """The run folder that the launcher has made for its ranks."""
-    path = os.environ.get(local.FOLDER_VARIABLE)
+    path = os.environ.get(FOLDER_VARIABLE)
     return RunFolder(Path(path)) if path else None
 
 
@@ -65,11 +67,8 @@ def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
     """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
     if config.framework == "torch":
         from tutti.ranks.device import check_gpus
-        from tutti.train.check import check_parts
 
         check_gpus(config.runtime, here or ranks)
-    else:
-        from tutti.frameworks.check import check_parts
     check_parts(config, ranks)
 
 
@@ -95,12 +94,13 @@ def on_ranks(
     assert ranks is not None
     open_nursery(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
     check_writable(config.out)
+    from tutti.launch.local import start_ranks
     from tutti.ranks.device import check_gpus
 
     check_gpus(config.runtime, ranks)
     folder = create_folder(config.out, f"{kind}/{config.recipe}", ranks)
     arguments = ["-m", "tutti", *sys.argv[1:]]
-    finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
+    finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
 
 
 def as_rank(placement: Placement, work: Callable[[], Any]) -> None:

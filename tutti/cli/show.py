@@ -14,9 +14,9 @@ from tutti.config.load import Resolved, resolve
 from tutti.config.plan import Plan, make_plan
 from tutti.config.recipes import built_in, make_importable
 from tutti.config.run import RunConfig
+from tutti.config.schedule import Schedule, make_schedule
 from tutti.errors import ConfigError
 from tutti.launch.local import check_ranks
-from tutti.optim.schedule import Schedule, make_schedule
 
 app = typer.Typer()
 

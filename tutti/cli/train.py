@@ -1,5 +1,6 @@
 """`tutti train`: train a recipe on ranks that are started here, or as one rank."""
 
+import functools
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,10 @@ from tutti.config.load import Resolved, resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError
-from tutti.launch import local
-from tutti.launch.fork_server import open_nursery
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.runs.listing import find_runs, read_state
 
 app = typer.Typer()
 
@@ -70,6 +68,8 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     make_importable(recipe)
     folder, checkpoint = None, None
     if (Path(recipe) / "config.yaml").is_file():
+        from tutti.runs.listing import read_state
+
         folder, checkpoint = begun_run(Path(recipe), resume)
         if read_state(folder) == "finished":
             if placement.rank == 0:
@@ -84,6 +84,9 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     if ranks is None or ranks == 1 or is_rank(placement):
         _train_as_rank(config, placement, folder or given_folder(), checkpoint, preflight)
         return
+    from tutti.launch.fork_server import open_nursery
+    from tutti.launch.local import start_ranks
+
     open_nursery(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
     more = []
@@ -98,12 +101,14 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         write_config(folder, config.as_yaml())
     more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
-    finish(folder, local.start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
+    finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
 
 
 def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
     """The checkpoint that `--resume` means: of the newest run, of a run folder, or itself."""
     if resume == "latest":
+        from tutti.runs.listing import find_runs
+
         for run in reversed(find_runs(Path(out), recipe)):
             in_study = run.folder.study.exists()  # its points are the study's own
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
@@ -160,7 +165,7 @@ def _train_as_rank(
 def _needs(config: RunConfig) -> list[str]:
     """The modules that every rank of a run will import."""
     if config.framework == "torch":
-        return ["tutti.train.run", "torch._dynamo"]
+        return ["tutti.train.torch", "torch._dynamo"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow when it is imported
     on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
     return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
@@ -169,11 +174,22 @@ def _needs(config: RunConfig) -> list[str]:
 def _run_rank(
     config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None, preflight: bool
 ) -> Any:
-    """Train in the framework of the recipe; what the run came to."""
+    """Train in the framework of the recipe; returns the result of the run."""
+    from tutti.train.run import run_rank
+
+    examine = None
+    if preflight:
+        from tutti.doctor.run import preflight as check_ranks
+
+        examine = functools.partial(check_ranks, placement, config, folder.path if folder else Path(config.out))
+    return run_rank(_framework(config), config, placement, folder, checkpoint, examine)
+
+
+def _framework(config: RunConfig) -> Any:
     if config.framework == "torch":
-        from tutti.train.run import run_rank
+        from tutti.train.torch import TorchFramework
 
-        return run_rank(config, placement, folder, checkpoint, preflight=preflight)
-    from tutti.frameworks.run import run_rank as run_in_keras
+        return TorchFramework()
+    from tutti.frameworks.run import KerasFramework
 
-    return run_in_keras(config, placement, folder, checkpoint, preflight)
+    return KerasFramework()

@@ -58,7 +58,7 @@ def _tune(
     _check(config, minutes, allow)
     if not is_rank(placement):
         from tutti.bench.tune import check_target
-        from tutti.train.check import check_parts
+        from tutti.config.check import check_parts
 
         if write is not None:
             check_target(write, recipe)

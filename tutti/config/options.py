@@ -379,7 +379,7 @@ class CrossEntropyOptions(PartOptions):
     """Cross entropy of class scores, with optional label smoothing."""
 
     target = "torch.nn:CrossEntropyLoss"
-    keras_target = "tutti.frameworks.network:cross_entropy"
+    keras_target = "tutti.frameworks.learner:cross_entropy"
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Fraction = 0.0
 
@@ -394,6 +394,6 @@ class MseOptions(PartOptions):
 class L1Options(PartOptions):
     """Mean absolute error, with an optional share for the density whose logarithm is channel 0."""
 
-    target = "tutti.train.losses:L1Loss"
+    target = "tutti.train.metrics:L1Loss"
     name: Literal["l1"] = "l1"
     lambda_rho: NonNegative = 0.0

@@ -1,12 +1,11 @@
 """Ranks held against each other: what most of them have is taken for right, and those that differ are named."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tutti.doctor.facts import Facts
-from tutti.doctor.findings import Finding, count, fault, format_bytes, name_ranks, warning
-from tutti.doctor.sources import MISSING
+from tutti.doctor.findings import Finding, count, fault, format_bytes, warning
+from tutti.ranks.fingerprint import MISSING, compare_versions, odd_ones
 
 MEMORY_BYTES_PER_RANK = 512 << 20
 FOLDER_BYTES = 1 << 30
@@ -14,23 +13,16 @@ SCRATCH_BYTES = 256 << 20
 SHARED_MEMORY_BYTES = 60 << 20
 LOCKED_BYTES = 64 << 20
 CLOCK_SECONDS = 2.0
-_CODE = "code"
 
 
 def compare(facts: Sequence[Facts]) -> list[Finding]:
     """All that differs between ranks, and what is too small for them."""
-    findings = [fault(text) for text in _compare_versions(facts)]
+    findings = [fault(text) for text in compare_versions(_named(facts), [each.fingerprint for each in facts])]
     findings += _compare_code(facts) + _compare_data(facts) + _compare_devices(facts)
     for key in sorted({key for each in facts for key in each.environment}):
         values = [each.environment.get(key, "not set") for each in facts]
         findings += [warning(text) for text in _odd_ones(facts, values, lambda value, key=key: f"{key} {value}")]
     return findings + _find_shortages(facts)
-
-
-def disagreements(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
-    """One line for each group of ranks with other versions or code than most; both lists are in the order of ranks."""
-    pairs = enumerate(zip(hosts, fingerprints, strict=True))
-    return _compare_versions([Facts(rank=rank, host=host, fingerprint=dict(each)) for rank, (host, each) in pairs])
 
 
 def compare_clocks(offsets: Mapping[str, float]) -> list[Finding]:
@@ -46,35 +38,12 @@ def compare_clocks(offsets: Mapping[str, float]) -> list[Finding]:
 
 
 def _odd_ones(facts: Sequence[Facts], values: Sequence[Any], name: Callable[[Any], str]) -> Iterator[str]:
-    """Who has another value than most; of values that are equally frequent, rank 0's is taken for right."""
-    counts = Counter(values)
-    usual = max(counts, key=lambda value: (counts[value], value == values[0]))
-    odd: dict[tuple[str, Any], list[int]] = {}
-    for each, value in zip(facts, values, strict=True):
-        if value != usual:
-            odd.setdefault((each.host, value), []).append(each.rank)
-    if counts[usual] == 1:
-        most = f"rank {facts[values.index(usual)].rank} has"
-    else:
-        most = "all others have" if len(odd) == 1 else f"{counts[usual]} of {len(values)} ranks have"
-    for (host, value), ranks in odd.items():
-        has = "has" if len(ranks) == 1 else "have"
-        yield f"{name_ranks(ranks)} on host {host} {has} {name(value)}, {most} {name(usual)}"
+    return odd_ones(_named(facts), values, name)
 
 
-def _compare_versions(facts: Sequence[Facts]) -> list[str]:
-    lines = []
-    for key in dict.fromkeys(key for each in facts for key in each.fingerprint):
-        values = [each.fingerprint.get(key, MISSING) for each in facts]
-        fix = "Install the same on all hosts, or start from a folder that they share."
-        lines += [f"{text}. {fix}" for text in _odd_ones(facts, values, lambda value, key=key: _version(key, value))]
-    return lines
-
-
-def _version(key: str, value: str) -> str:
-    if value == MISSING:
-        return f"no {key}"
-    return f"tutti's code with digest {value}" if key == _CODE else f"{key} {value}"
+def _named(facts: Sequence[Facts]) -> list[tuple[int, str]]:
+    """The number and the host of each rank."""
+    return [(each.rank, each.host) for each in facts]
 
 
 def _compare_code(facts: Sequence[Facts]) -> list[Finding]:

@@ -4,20 +4,18 @@ import os
 import platform
 import resource
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tutti.config.run import RunConfig
-from tutti.doctor.sources import OWN_FOLDER, data_paths, own_code, state_of, user_code
+from tutti.doctor.sources import data_paths, state_of, user_code
 from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.fingerprint import OWN_FOLDER, fingerprint
 from tutti.ranks.placement import Placement
 
-PACKAGES = ("torch", "numpy", "tutti")
 # Settings that have to be the same everywhere; of CUDA's, those which show each rank its own GPU may differ.
 PREFIXES = ("OMP_", "GLOO_", "NCCL_", "CUDA_", "MASTER_")
 _OWN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -61,12 +59,6 @@ class Facts:
     def from_plain(cls, plain: Mapping[str, Any]) -> "Facts":
         known = {each.name for each in fields(cls)}
         return cls(**{key: value for key, value in plain.items() if key in known})
-
-
-def fingerprint() -> dict[str, str]:
-    """The versions of a rank and a digest of tutti's code, in a few milliseconds."""
-    versions = {name: _version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **versions, "code": own_code()}
 
 
 def find_facts(
@@ -139,15 +131,6 @@ def _find_devices(placement: Placement, config: RunConfig | None) -> tuple[str, 
     except RuntimeError as error:
         return f"failed: {str(error).splitlines()[0]}", []
     return f"cuda:{placement.local_rank if len(names) > 1 else 0}", names
-
-
-def _version(package: str) -> str:
-    if (module := sys.modules.get(package)) is not None:
-        return str(module.__version__)
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
 
 
 def _soft(limit: int) -> int:

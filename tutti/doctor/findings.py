@@ -1,10 +1,8 @@
 """What was found: faults that end a run, warnings that may; and how ranks and amounts are named."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from tutti.ranks.cores import format_list
 
 _MOST_NAMES = 8
 
@@ -26,12 +24,6 @@ def fault(text: str) -> Finding:
 
 def warning(text: str) -> Finding:
     return Finding("warning", text)
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """'rank 3', or 'ranks 0-3, 8'."""
-    numbers = list(ranks)
-    return f"rank{'s' if len(numbers) > 1 else ''} {format_list(numbers).replace(',', ', ')}"
 
 
 def name_hosts(hosts: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from tutti.doctor.exchange import Exchange
-from tutti.doctor.findings import Finding, fault, name_ranks
+from tutti.doctor.findings import Finding, fault
 from tutti.doctor.plan import Link
+from tutti.ranks.fingerprint import name_ranks
 from tutti.ranks.group import release_tensors
 from tutti.ranks.placement import Placement
 

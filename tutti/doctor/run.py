@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 
 from tutti.config.run import RunConfig
-from tutti.doctor.compare import compare, disagreements
+from tutti.doctor.compare import compare
 from tutti.doctor.exchange import Exchange
-from tutti.doctor.facts import Facts, find_facts, fingerprint
-from tutti.doctor.findings import Finding, fault, name_ranks
+from tutti.doctor.facts import Facts, find_facts
+from tutti.doctor.findings import Finding, fault
 from tutti.doctor.hosts import follow_tests, lead_tests
 from tutti.doctor.links import Server, own_address
 from tutti.doctor.plan import Plan, check_addresses, make_plan, name_hosts_apart
@@ -23,10 +23,9 @@ from tutti.doctor.proof import PROOF_SECONDS, all_reduce, choose_bytes, lead_pro
 from tutti.doctor.report import Report, write_record
 from tutti.doctor.shared_folder import nearest_folder
 from tutti.errors import LaunchError
+from tutti.ranks.fingerprint import name_ranks
 from tutti.ranks.placement import Placement
 from tutti.ranks.store import connect_store
-
-__all__ = ["disagreements", "examine", "fingerprint", "preflight"]
 
 WAIT_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0

@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tutti.config.run import RunConfig
+from tutti.ranks.fingerprint import DIGITS, MISSING, MOST_FILES, digest_of_files, digest_of_package
 
-MISSING = "missing"
-OWN_FOLDER = Path(__file__).parent.parent
-_DIGITS = 12
-_MOST_FILES = 2000
 _SAMPLE_BYTES = 1 << 16
 _PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "data")
-
-
-def own_code() -> str:
-    """A digest of tutti's source files."""
-    return digest_of_package(OWN_FOLDER)
 
 
 def user_code(config: RunConfig) -> dict[str, str]:
@@ -39,12 +31,9 @@ def digest_of_module(name: str) -> str:
         return MISSING
     if spec.submodule_search_locations:
         return digest_of_package(Path(next(iter(spec.submodule_search_locations))))
-    return _digest([spec.origin], os.path.dirname(spec.origin)) if spec.has_location and spec.origin else "built in"
-
-
-def digest_of_package(folder: Path) -> str:
-    """A digest of the names and contents of a folder's Python files."""
-    return _digest(_python_files(folder), str(folder))
+    if not spec.has_location or not spec.origin:
+        return "built in"
+    return digest_of_files([spec.origin], os.path.dirname(spec.origin))
 
 
 def data_paths(config: RunConfig) -> list[str]:
@@ -74,10 +63,10 @@ def _state_of_folder(folder: Path) -> dict[str, Any]:
     for entry in _entries(folder, floors=2):
         files += 1
         digest.update(os.path.relpath(entry.path, folder).encode())
-        if files <= _MOST_FILES and entry.is_file():
+        if files <= MOST_FILES and entry.is_file():
             total += entry.stat().st_size
             digest.update(str(entry.stat().st_size).encode())
-    return {"kind": "folder", "entries": files, "bytes": total, "digest": digest.hexdigest()[:_DIGITS]}
+    return {"kind": "folder", "entries": files, "bytes": total, "digest": digest.hexdigest()[:DIGITS]}
 
 
 def _entries(folder: Path | str, floors: int) -> Iterator[os.DirEntry[str]]:
@@ -95,24 +84,4 @@ def _ends(path: Path) -> str:
         digest = hashlib.blake2b(file.read(_SAMPLE_BYTES))
         file.seek(max(0, path.stat().st_size - _SAMPLE_BYTES))
         digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:_DIGITS]
-
-
-def _python_files(folder: Path) -> list[str]:
-    """At most so many: a package that is a user's whole home folder is not read to its end."""
-    found: list[str] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        found += [os.path.join(place, name) for name in sorted(files) if name.endswith(".py")]
-        if len(found) >= _MOST_FILES:
-            break
-    return found[:_MOST_FILES]
-
-
-def _digest(files: list[str], folder: str) -> str:
-    digest = hashlib.blake2b()
-    for path in files:
-        digest.update(path.removeprefix(folder).encode())
-        with open(path, "rb") as file:
-            digest.update(file.read())
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:DIGITS]

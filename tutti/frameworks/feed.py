@@ -1,20 +1,18 @@
 """The same samples as in torch, as arrays with their channels innermost."""
 
-import contextlib
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from tutti.data.loader import Loader, RankBatch, evaluation_batches
+from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.data.order import evaluation_ids
 from tutti.errors import TuttiError
 from tutti.ranks.group import Group
-from tutti.train.clock import Clock
+from tutti.train.timing import Clock
 
-Arrays = tuple[np.ndarray, np.ndarray]
+Arrays = tuple[np.ndarray, np.ndarray]  # inputs with channels innermost, and labels
 CPU = torch.device("cpu")
 
 
@@ -27,44 +25,31 @@ def as_arrays(pair: tuple[torch.Tensor, torch.Tensor]) -> Arrays:
 
 
 class Feed:
-    """A rank's training batches from a step to the end of the run; whoever asks for them may do so from any thread."""
+    """A rank's training batches for Keras' `fit`, which may take them from any thread."""
 
-    def __init__(self, loader: Loader, clock: Clock) -> None:
-        self._loader = loader
+    def __init__(self, next_batch: Callable[[], RankBatch | None], clock: Clock) -> None:
+        self._next_batch = next_batch
         self._clock = clock
-        self._source: Any = None  # what is closed at the end
-        self._batches: Iterator[RankBatch] = iter(())
         self.error: TuttiError | None = None  # which cannot pass through Keras as it is
 
-    def open(self, first_step: int) -> Arrays | None:
-        """Begin at a step; its batch, which will come again."""
-        self._source = self._batches = self._loader.steps(first_step)
-        first = next(self._batches, None)
-        if first is None:
-            return None
-        self._batches = chain([first], self._batches)
-        return as_arrays(first.micro_batches[0])
-
     def arrays(self) -> Iterator[Arrays]:
-        """The batches; the time that goes into them is measured."""
+        """The batches, to the last or to an error."""
         while True:
-            began = self._clock.wait_began()
             try:
-                batch = next(self._batches, None)
+                batch = self._next_batch()
             except TuttiError as error:
                 self.error = error
                 return
             if batch is None:
                 return
-            arrays = as_arrays(batch.micro_batches[0])
-            self._clock.wait_ended(began)
-            yield arrays
+            yield self.convert(batch)
 
-    def close(self) -> None:
-        """End the processes that make samples; if they were ended together with this rank, that is no news."""
-        if self._source is not None:
-            with contextlib.suppress(RuntimeError, ValueError):
-                self._source.close()
+    def convert(self, batch: RankBatch) -> Arrays:
+        """A batch as arrays; the time that goes into them is measured."""
+        began = self._clock.wait_began()
+        arrays = as_arrays(batch.micro_batches[0])
+        self._clock.wait_ended(began)
+        return arrays
 
 
 def evaluation_feed(

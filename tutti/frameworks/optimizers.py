@@ -9,7 +9,7 @@ def sgd(
     lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, clip_norm: float | None = None
 ) -> keras.optimizers.Optimizer:
     """Stochastic gradient descent."""
-    return Sgd(lr, momentum=momentum, nesterov=nesterov, decay=weight_decay, global_clipnorm=clip_norm)
+    return TorchLikeSgd(lr, momentum=momentum, nesterov=nesterov, decay=weight_decay, global_clipnorm=clip_norm)
 
 
 def adam(
@@ -36,7 +36,7 @@ def adamw(
     return keras.optimizers.AdamW(lr, weight_decay, *betas, eps, global_clipnorm=clip_norm)
 
 
-class Sgd(keras.optimizers.SGD):
+class TorchLikeSgd(keras.optimizers.SGD):
     """Keras keeps velocities that hold the rate of the steps they come from; here a new rate holds for all at once."""
 
     def __init__(self, *arguments: Any, decay: float = 0.0, **options: Any) -> None:

@@ -1,78 +1,172 @@
-"""One rank's life in Keras or TensorFlow: set up the backend, join the others, build the job, train, leave a record."""
+"""Training in Keras or TensorFlow: ranks that meet in Horovod's engine, and the parts of a recipe."""
 
-import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+
+from tutti.checkpoint.manifest import Manifest
+from tutti.checkpoint.store import check_model
+from tutti.config import parts
+from tutti.config.check import check_best, check_parts
+from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
-from tutti.doctor.run import preflight as check_ranks
-from tutti.errors import TuttiError
-from tutti.frameworks.check import check_parts
+from tutti.config.schedule import Schedule, make_schedule
+from tutti.config.schema import RuntimeConfig
+from tutti.data.dataset import check_classes
+from tutti.errors import CheckpointError, TuttiError
+from tutti.frameworks.feed import CPU
 from tutti.frameworks.machine import prepare
-from tutti.frameworks.ranks import join
+from tutti.horovod import basics
+from tutti.horovod.torch import ops
+from tutti.horovod.torch.collectives import Sum, allreduce_
+from tutti.horovod.torch.functions import allgather_object, broadcast_object
 from tutti.ranks.device import bind_rank
-from tutti.ranks.group import Machine
-from tutti.ranks.hang_detection import Watch
+from tutti.ranks.group import Group, Joined, Machine
 from tutti.ranks.placement import Placement
-from tutti.runs.folder import RunFolder, check_writable
-from tutti.train.life import live
-from tutti.train.start import check_same_code
+from tutti.runs.step_parts import StepPart
+from tutti.train.job import Job
+
+if TYPE_CHECKING:  # imports Keras, which is set up first
+    from tutti.frameworks.learner import KerasLearner
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run gives back."""
+class EngineGroup(Group):
+    """A group whose exchanges are matched by name with those of all ranks, beside gradients that are under way."""
 
-    folder: RunFolder
-    results: dict[str, float]
-    samples_per_second: float | None
-    model: Any  # of Keras
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.rank = placement.rank
+        self.world_size = placement.world_size
+        self.store, self.hosts = basics.joined().store, basics.joined().hosts
+
+    def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
+        ops.barrier()
+
+    def gather(self, item: Any) -> list[Any]:
+        return allgather_object(item, name="run.gather")
+
+    def from_first(self, item: Any) -> Any:
+        return broadcast_object(item, 0, name="run.from_first")
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.detach().to("cpu", torch.float64)
+        return allreduce_(total, name="run.sum", op=Sum) if self.world_size > 1 else total
+
+    def leave(self) -> None:
+        self.barrier("the end of the run")
+        basics.shutdown()
 
 
-def run_rank(
+def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
+    """Meet the other ranks, or name those that are missing at the deadline."""
+    os.environ.setdefault("HOROVOD_START_TIMEOUT", str(config.start_timeout_seconds))
+    basics.init()
+    return EngineGroup(placement)
+
+
+@contextmanager
+def _joined(
     config: RunConfig,
     placement: Placement,
-    folder: RunFolder | None = None,
-    resume: Path | None = None,
-    preflight: bool = False,
-) -> Outcome:
-    """Train as one rank of a run, in the framework of the recipe."""
+    check: Callable[[], None],
+    examine: Callable[[dist.Store | None], None],
+) -> Iterator[Joined]:
+    """Bind this rank, set Keras up, and meet the others; what a rank finds wrong with itself, all raise together."""
     binding = bind_rank(config.runtime, placement)
     error: TuttiError | None = None
     machine = Machine("cpu", "cpu", 1)
     try:
         machine = replace(prepare(config, placement), binding=binding)
-        check_parts(config, placement.world_size)
-        if folder is None:
-            check_writable(config.out)
+        check()
     except TuttiError as found:
         error = found
-    if preflight:
-        check_ranks(placement, config, folder.path if folder else Path(config.out))
+    examine(None)
     group = join(placement, config.runtime)
     group.agree(error)
-    check_same_code(group)
-    from tutti.frameworks.build import build_job  # now that Keras is set up
-
-    watch = Watch(placement, group.store, group.hosts, config.runtime)
-    try:
-        build = functools.partial(build_job, config, group, watch)
-        folder, job = live(config, group, watch, machine, folder, resume, build, _loop(config), _facts)
-    finally:
-        watch.close()
+    yield Joined(group, CPU, machine)
     group.leave()
-    return Outcome(folder, job.results, job.samples_per_second, job.network.core)
 
 
-def _facts(job: Any) -> dict[str, Any]:
-    """What the record says besides."""
-    return {"images_per_second": job.speed()} if job.rates else {}
+@dataclass(frozen=True)
+class KerasParts:
+    """What a rank of Keras or TensorFlow builds alone."""
+
+    plan: Plan
+    schedule: Schedule
+    learner: "KerasLearner"
+    train_data: Any
+    valid_data: Any
+    framework: str
+
+    def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of torch, or of another model."""
+        from tutti.frameworks.learner import MODEL_FILE
+
+        if MODEL_FILE not in manifest.files:
+            raise CheckpointError(
+                f"checkpoint {folder} was made with framework=torch, this run has framework={self.framework}. "
+                "Resume it with framework=torch."
+            )
+        check_model(folder, manifest, self.learner.shape())
+
+    def make_learner(
+        self, config: RunConfig, group: Group, device: torch.device, at: Callable[[StepPart, int], None]
+    ) -> "KerasLearner":
+        """The learner, which is built already."""
+        return self.learner
 
 
-def _loop(config: RunConfig) -> Any:
-    if config.framework == "tensorflow":
-        from tutti.frameworks.tape import train
-    else:
-        from tutti.frameworks.fit import train
-    return train
+class KerasFramework:
+    """Training in Keras by its `fit`, or in TensorFlow with a gradient tape; samples are made on the CPU."""
+
+    def joined(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        check: Callable[[], None],
+        examine: Callable[[dist.Store | None], None],
+    ) -> AbstractContextManager[Joined]:
+        """Meet the other ranks in Horovod's engine."""
+        return _joined(config, placement, check, examine)
+
+    def check(self, config: RunConfig, world_size: int) -> None:
+        """Refuse what is wrong with a recipe before anything is built."""
+        check_parts(config, world_size)
+
+    def prepare_data(self, config: RunConfig) -> None:
+        """Make or fetch the recipe's data, on rank 0 alone."""
+        config.data.prepare()
+
+    def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> KerasParts:
+        """What a rank can build alone."""
+        from tutti.frameworks.learner import KerasLearner
+
+        factory, options = config.data.locate(), config.data.options()
+        offered = {"device": device, "local_ranks": placement.local_size}
+        train_data = parts.call(factory, "data", options, split="train", **offered)
+        valid_data = parts.call(factory, "data", options, split="valid", **offered)
+        plan = make_plan(config, placement.world_size, len(train_data))
+        schedule = make_schedule(config, plan)
+        check_best(config, config.metrics)
+        check_classes(train_data, valid_data)
+        learner = KerasLearner(config, plan, tuple(train_data.input_shape), train_data.num_classes)
+        return KerasParts(plan, schedule, learner, train_data, valid_data, config.framework)
+
+    def train(self, job: Job[Any]) -> None:
+        """Train to the end of the recipe."""
+        from tutti.frameworks import loops
+
+        (loops.train_by_tape if job.config.framework == "tensorflow" else loops.train_by_fit)(job)
+
+    def results(self, job: Job[Any]) -> dict[str, Any]:
+        """What the record says of a finished run besides the results of all frameworks."""
+        from tutti.frameworks.loops import images_per_second
+
+        speed = images_per_second(job)
+        return {"images_per_second": speed} if speed else {}

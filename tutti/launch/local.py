@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -16,10 +15,8 @@ from tutti.launch.fork_server import be_rank
 from tutti.launch.supervisor import send_signal
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
+from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
 from tutti.runs.folder import RunFolder
-
-FOLDER_VARIABLE = "TUTTI_RUN_FOLDER"  # tells a rank that tutti started it, and where its run folder is
-LINE_VARIABLE = "TUTTI_LAUNCH_LINE"
 
 
 def check_ranks(count: int) -> None:
@@ -86,11 +83,3 @@ def _pass_on(number: int, _: FrameType | None) -> None:
         tasks = Path("/proc/self/task").iterdir()
         ranks = {int(child) for task in tasks for child in (task / "children").read_text().split()}
     send_signal(ranks, number)
-
-
-def launch_line() -> str:
-    """The command that started this run, as a user would type it."""
-    if line := os.environ.get(LINE_VARIABLE):
-        return line
-    program = os.path.basename(sys.argv[0])
-    return shlex.join(["tutti" if program == "__main__.py" else program, *sys.argv[1:]])

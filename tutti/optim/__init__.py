@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate scaling rules and schedules."""
+"""Optimizers, and the scale of gradient noise."""

@@ -1,8 +1,13 @@
-"""A process and the kernel: its end with its parent, its name, and its exit code in words."""
+"""A process of a run: its end with its parent, its name, its exit code in words, and the command that started it."""
 
 import ctypes
+import os
+import shlex
 import signal
 import sys
+
+FOLDER_VARIABLE = "TUTTI_RUN_FOLDER"  # tells a rank that tutti started it, and where its run folder is
+LINE_VARIABLE = "TUTTI_LAUNCH_LINE"
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 
@@ -20,6 +25,14 @@ def name_process(name: str) -> None:
 def _prctl(option: int, value: object) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
+
+
+def launch_line() -> str:
+    """The command that started this run, as a user would type it."""
+    if line := os.environ.get(LINE_VARIABLE):
+        return line
+    program = os.path.basename(sys.argv[0])
+    return shlex.join(["tutti" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def describe_exit(code: int) -> str:

@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from tutti.optim.schedule import Schedule
+from tutti.config.schedule import Schedule
 from tutti.report.runs import Mark, RunOutcome
 from tutti.runs.folder import RunFolder
 from tutti.runs.metrics import is_number, read_events

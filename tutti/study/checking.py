@@ -6,15 +6,15 @@ Light: imports no torch, unless a recipe names a part of the user's own.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tutti.config.check import check_best
 from tutti.config.load import resolve
 from tutti.config.parts import UserPartOptions
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
+from tutti.config.schedule import make_schedule
 from tutti.errors import ConfigError
-from tutti.optim.schedule import make_schedule
 from tutti.study.definition import Goal, Point
 from tutti.study.goals import check_metric, goal_overrides
-from tutti.train.check import check_best
 
 _SHOWN = 12  # faults in a message
 

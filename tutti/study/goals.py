@@ -6,12 +6,11 @@ Light: imports no torch.
 import math
 from collections.abc import Iterable
 
+from tutti.config.check import check_measured, check_stop
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
-from tutti.config.targets import check_measured
 from tutti.errors import ConfigError
 from tutti.study.definition import Goal
-from tutti.train.check import check_stop
 
 STEPS, WARMUP_STEPS = 100, 20
 _WINDOWS = 10  # in which speed is measured, so that it has a spread

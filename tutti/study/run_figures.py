@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tutti.config.targets import is_lower_better, is_reached
+from tutti.config.check import is_lower_better, is_reached
 from tutti.runs.step_parts import StepPart
 from tutti.study.definition import Goal
 from tutti.study.outcome import Outcome, shares_together

@@ -5,7 +5,7 @@ Light: imports no torch.
 
 from collections.abc import Sequence
 
-from tutti.config.targets import is_lower_better
+from tutti.config.check import is_lower_better
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, metric_number, metric_range, metric_words
 from tutti.study.run_figures import Summary

@@ -2,175 +2,121 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import nn
+import torch.distributed as dist
 
-from tutti.checkpoint.manifest import Manifest
-from tutti.checkpoint.store import check_model, model_shape
-from tutti.config import parts
-from tutti.config.plan import Plan, make_plan
+from tutti.checkpoint.manifest import Manifest, verify
+from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.data.dataset import check_classes
+from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
-from tutti.errors import ConfigError
-from tutti.models.layout import put_channels_last
-from tutti.optim.optimizers import build_optimizer
-from tutti.optim.schedule import Schedule, make_schedule
-from tutti.ranks.device import applies
-from tutti.ranks.group import Group
+from tutti.errors import CheckpointError, TuttiError
+from tutti.ranks.group import Group, Joined
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal, rewind
 from tutti.runs.screen import Screen
-from tutti.train.check import check_best, check_stop
-from tutti.train.job import Job
-from tutti.train.learner import Learner
-from tutti.train.meters import Metrics
-from tutti.train.resume import agreed, check_samples, verified_on_first
+from tutti.runs.step_parts import StepPart
+from tutti.train.job import Job, Learner
 
-_ADAPTED_SAMPLES = 5000
+Built = TypeVar("Built")
 
 
-@dataclass(frozen=True)
-class Objects:
-    """Parts given as Python objects instead of by name; None leaves the recipe's."""
+class RankParts(Protocol):
+    """What a rank builds alone, in some framework."""
 
-    model: nn.Module | None = None
-    train_data: Any = None
-    valid_data: Any = None
-    loss: Callable[[Any, Any], torch.Tensor] | None = None
-    metrics: Metrics | None = None
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def train_data(self) -> Any: ...
+
+    @property
+    def valid_data(self) -> Any: ...
+
+    def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of another model."""
+        ...
+
+    def make_learner(
+        self, config: RunConfig, group: Group, device: torch.device, at: Callable[[StepPart, int], None]
+    ) -> Learner:
+        """The learner of these parts; every rank enters."""
+        ...
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """What a rank builds alone."""
+class Framework(Protocol):
+    """How ranks meet, build their parts and train in some framework, in this order."""
 
-    plan: Plan
-    schedule: Schedule
-    model: nn.Module
-    criterion: Callable[[Any, Any], torch.Tensor]
-    metrics: Metrics
-    optimizer: torch.optim.Optimizer
-    train_data: Any
-    valid_data: Any
+    def joined(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        check: Callable[[], None],
+        examine: Callable[[dist.Store | None], None],
+    ) -> AbstractContextManager[Joined]:
+        """Set this rank up, check it, and meet the others, who are examined before connections are made."""
+        ...
+
+    def check(self, config: RunConfig, world_size: int) -> None:
+        """Refuse what is wrong with a recipe before anything is built."""
+        ...
+
+    def prepare_data(self, config: RunConfig) -> None:
+        """Make or fetch the recipe's data, on rank 0 alone."""
+        ...
+
+    def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> RankParts:
+        """What a rank can build alone."""
+        ...
+
+    def train(self, job: Job[Any]) -> None:
+        """Train to the end of the recipe."""
+        ...
+
+    def results(self, job: Job[Any]) -> dict[str, Any]:
+        """What the record says of a finished run besides the results of all frameworks."""
+        ...
 
 
 def build_job(
+    framework: Framework,
     config: RunConfig,
-    objects: Objects,
     group: Group,
     watch: Watch,
     device: torch.device,
     folder: RunFolder,
     resume: Path | None,
-) -> Job:
-    """A job at its first step, or where a checkpoint left it; ranks agree after each part that can fail on one."""
-    agreed(group, config.data.prepare if group.is_first and objects.train_data is None else lambda: None)
-    pieces = agreed(group, functools.partial(build_pieces, config, objects, group.placement, device))
-    manifest = agreed(group, functools.partial(_check_resume, resume, config, pieces, group)) if resume else None
+) -> Job[Any]:
+    """A job at its first step, or restored from a checkpoint; ranks agree after each part that can fail on one."""
+    agreed(group, functools.partial(framework.prepare_data, config) if group.is_first else lambda: None)
+    parts = agreed(group, functools.partial(framework.build_parts, config, group.placement, device))
+    manifest = agreed(group, functools.partial(_check_resume, resume, config, parts, group)) if resume else None
     last_step = manifest.step if manifest else -1
     agreed(group, functools.partial(rewind, folder, last_step) if group.is_first else lambda: None)
     group.barrier("the start of training")
+    plan, data, prefetch = parts.plan, parts.train_data, choose_prefetch(config, device)
     screen = None
     if group.is_first:
-        live = group.placement.launcher in ("none", "torchrun")  # mpirun and srun pass lines on, not a terminal
+        on_terminal = group.placement.launcher in ("none", "torchrun")  # mpirun and srun pass lines on, no terminal
         first_step = manifest.step if manifest else 0
-        screen = Screen(pieces.plan.total_steps, config.epochs, group.world_size, first_step, live)
+        screen = Screen(plan.total_steps, config.epochs, group.world_size, first_step, on_terminal)
     journal = Journal(folder, screen, config.log.tensorboard)
-    learner = Learner(config, pieces.plan, group, device, pieces.model, pieces.criterion, pieces.optimizer, watch.at)
-    order = SampleOrder(pieces.plan, config.seed)
-    prefetch = choose_prefetch(config, device)
-    job = Job(
-        config=config,
-        plan=pieces.plan,
-        group=group,
-        device=device,
-        folder=folder,
-        journal=journal,
-        learner=learner,
-        metrics=pieces.metrics,
-        schedule=pieces.schedule,
-        loader=Loader(pieces.train_data, pieces.plan, order, group.rank, device, config.data.workers, prefetch),
-        valid_data=pieces.valid_data,
-        watch=watch,
-    )
+    learner = parts.make_learner(config, group, device, watch.at)
+    loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, device, config.data.workers, prefetch)
+    job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, watch)
     if resume and manifest:
         job.restore(resume, manifest)
     return job
-
-
-def build_pieces(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> Pieces:
-    """What a rank can build alone."""
-    train_data, valid_data = objects.train_data, objects.valid_data
-    if train_data is None:
-        factory, options = config.data.locate(), config.data.options()
-        offered = {"device": device, "local_ranks": placement.local_size}
-        train_data = parts.call(factory, "data", options, split="train", **offered)
-        valid_data = parts.call(factory, "data", options, split="valid", **offered)
-    plan = make_plan(config, placement.world_size, len(train_data))
-    schedule = make_schedule(config, plan)
-    torch.manual_seed(config.seed)  # the same first weights on every rank
-    model = objects.model
-    if model is None:
-        shapes = {
-            name: value
-            for name in ("input_shape", "num_classes")
-            if (value := getattr(train_data, name, None)) is not None
-        }
-        check_classes(train_data, valid_data)
-        model = parts.call(config.model.locate(), "model", config.model.options(), **shapes)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
-        )
-    model.to(device)
-    if applies(config.speed.channels_last, device):
-        put_channels_last(model)
-    if isinstance(getattr(model, "fold", None), bool):
-        model.fold = applies(config.speed.fold, device)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-    if hasattr(model, "adapt_to_data"):
-        _adapt(model, train_data, device)
-    metrics = config.metric_functions() if objects.metrics is None else objects.metrics
-    check_best(config, metrics)
-    check_stop(config, metrics, validates=valid_data is not None)
-    criterion = objects.loss or _build_loss(config)
-    if isinstance(criterion, nn.Module):
-        criterion.to(device)
-    optimizer = build_optimizer(config.optim, model.parameters())
-    return Pieces(plan, schedule, model, criterion, metrics, optimizer, train_data, valid_data)
-
-
-def _adapt(model: Any, train_data: Any, device: torch.device) -> None:
-    """Show a model that begins with what it knows of the data its first training samples, the same on every rank."""
-    if not hasattr(train_data, "batch"):
-        raise ConfigError(
-            f"{type(model).__name__} adapts to training samples before the first step, for which it needs a dataset "
-            f"with the method batch: {type(train_data).__name__} has none. Choose another dataset, or another model."
-        )
-    ids = torch.arange(min(_ADAPTED_SAMPLES, len(train_data)))
-    model.adapt_to_data(train_data.batch(ids, None)[0].to(device))
-
-
-def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
-    """A loss class is built with the recipe's options; a function gets them in every call."""
-    target, options = config.loss.locate(), config.loss.options()
-    if isinstance(target, type):
-        return parts.call(target, "loss", options)
-    return functools.partial(target, **options) if options else target
-
-
-def _check_resume(resume: Path, config: RunConfig, pieces: Pieces, group: Group) -> Manifest:
-    manifest = verified_on_first(resume, group)
-    check_samples(resume, manifest, config, pieces.plan)
-    check_model(resume, manifest, model_shape(pieces.model))
-    return manifest
 
 
 def choose_prefetch(config: RunConfig, device: torch.device) -> int:
@@ -178,3 +124,56 @@ def choose_prefetch(config: RunConfig, device: torch.device) -> int:
     if config.data.prefetch is not None:
         return config.data.prefetch
     return 2 if device.type == "cuda" else 0
+
+
+def agreed(group: Group, build: Callable[[], Built]) -> Built:
+    """Build on every rank, or raise on every rank."""
+    error: TuttiError | None = None
+    built: list[Built] = []
+    try:
+        built.append(build())
+    except TuttiError as found:
+        error = found
+    group.agree(error)
+    return built[0]
+
+
+def _check_resume(resume: Path, config: RunConfig, parts: RankParts, group: Group) -> Manifest:
+    manifest = _verified_on_first(resume, group)
+    check_samples(resume, manifest, config, parts.plan)
+    parts.check_checkpoint(resume, manifest)
+    return manifest
+
+
+def _verified_on_first(resume: Path, group: Group) -> Manifest:
+    """The manifest of a checkpoint whose every byte rank 0 has read; every rank enters."""
+    error: TuttiError | None = None
+    manifest: Manifest | None = None
+    try:
+        manifest = verify(resume) if group.is_first else None
+    except CheckpointError as found:
+        error = found
+    error, manifest = group.from_first((error, manifest))
+    if error or manifest is None:
+        raise error or CheckpointError(f"checkpoint {resume} cannot be read.")
+    return manifest
+
+
+def check_samples(resume: Path, manifest: Manifest, config: RunConfig, plan: Plan) -> None:
+    """Refuse a checkpoint after which other samples would follow than those that are missing."""
+    here = {
+        "seed": config.seed,
+        "global batch": plan.global_batch,
+        "batch.micro": config.batch.micro,
+        "number of training samples": plan.train_samples,
+    }
+    there = (manifest.seed, manifest.global_batch, manifest.micro_batch, manifest.train_samples)
+    for (name, now), then in zip(here.items(), there, strict=True):
+        if now != then:
+            fix = f" Set batch.global={then}." if name == "global batch" else ""
+            raise CheckpointError(
+                f"checkpoint {resume} was made with {name} {then}, this run has {now}: "
+                f"its samples would not be the ones that are missing.{fix}"
+            )
+    if manifest.step > plan.total_steps:
+        raise CheckpointError(f"checkpoint {resume} is at step {manifest.step}, this run ends at {plan.total_steps}.")

@@ -1,15 +1,17 @@
-"""What one step does to the weights of a model."""
+"""The learner of torch: what one step does to the weights of a model, what is measured and what is saved."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tutti.checkpoint import store
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.data.loader import RankBatch
+from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
@@ -17,8 +19,8 @@ from tutti.ranks.device import applies
 from tutti.ranks.group import Group
 from tutti.ranks.seeds import seed_pass
 from tutti.runs.step_parts import StepPart
-from tutti.train.meters import Meter
-from tutti.train.phases import make_timer
+from tutti.train.metrics import Meter, Metrics, count_samples
+from tutti.train.timing import make_timer
 
 
 class Pass(nn.Module):
@@ -37,8 +39,10 @@ class Pass(nn.Module):
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Learner:
-    """A model with its loss, its optimizer and what they need to step together on all ranks."""
+class TorchLearner:
+    """A model of torch with its loss, its metrics and its optimizer, and what they need to step on all ranks."""
+
+    reports_phases = True
 
     def __init__(
         self,
@@ -49,10 +53,15 @@ class Learner:
         model: nn.Module,
         criterion: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer,
+        metrics: Metrics,
         at: Callable[[StepPart, int], None] = lambda *_: None,
     ) -> None:
+        self.names = ("loss", *metrics)
         self.timer = make_timer(device, config.log)
-        self._at = at  # who is told where a step is
+        self._at = at  # is called where a phase of a step begins
+        self._step = 0  # the step that is made, counted from 1
+        self._metrics = metrics
+        self._window = Meter(metrics, device)
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
@@ -68,32 +77,46 @@ class Learner:
             self._graphs = applies(config.speed.graphs, device)
             self._pass.compile(dynamic=False, mode="reduce-overhead" if self._graphs else None)
         self._config = config
-        self._micro_batch = plan.micro_batch
+        self._plan = plan
         self._rank = group.rank
         self._device = device
 
-    def forward_backward(self, batch: RankBatch, meter: Meter, measure: bool) -> torch.Tensor:
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes that ranks average in a step, in however many passes."""
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        return sum(each.nbytes for each in trained) if self._config.ddp.communicate else 0
+
+    # A step.
+
+    def forward_backward(self, batch: RankBatch, measure: bool) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, one pass for each micro-batch of this rank."""
         passes = len(batch.micro_batches)
+        self._step = batch.step + 1
         losses = []
         for index, (inputs, targets) in enumerate(batch.micro_batches):
             seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
-                self._at(StepPart.FORWARD, batch.step + 1)
-                with self.autocast():
+                self._at(StepPart.FORWARD, self._step)
+                with self._autocast():
                     outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
                 self.timer.ended(StepPart.FORWARD)
-                self._at(StepPart.BACKWARD, batch.step + 1)
+                self._at(StepPart.BACKWARD, self._step)
                 if self._graphs:  # the next pass writes over what this one gave
                     outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
                 self.timer.ended(StepPart.COMMUNICATION if self._meets else StepPart.BACKWARD)
                 self._meets = False
             losses.append(loss.detach())
-            meter.add_loss(loss, self._micro_batch)
+            self._window.add_loss(loss, self._plan.micro_batch)
             if measure:
-                meter.add_metrics(outputs, targets, self._micro_batch)
+                self._window.add_metrics(outputs, targets, self._plan.micro_batch)
         self.statistics.after_step()
         return torch.stack(losses).mean() if passes > 1 else losses[0]
 
@@ -105,6 +128,7 @@ class Learner:
 
     def update_weights(self, lr: float) -> None:
         """One step of the optimizer at the given rate."""
+        self._at(StepPart.OPTIMIZER, self._step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.scaler.step(self.optimizer)
@@ -112,10 +136,85 @@ class Learner:
         self.optimizer.zero_grad()
         self.timer.ended(StepPart.OPTIMIZER)
 
-    def predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
+    def rehearse(self, batch: RankBatch) -> tuple[float, float]:
+        """Make a step and keep nothing of it; the sum of its loss over this rank's samples, and their number.
+
+        DDP settles its buckets in its first backward pass. Done aside, it leaves a resumed run to add up gradients
+        in the same order as a run that was never stopped.
+        """
+        window, self._window = self._window, Meter(self._metrics, self._device)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.model.train()
+        try:
+            self.forward_backward(batch, measure=False)
+            totals = self._window.totals().tolist()
+        finally:
+            self._window = window
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
+        return totals[0], totals[len(self.names)]
+
+    # What is measured.
+
+    def totals(self) -> torch.Tensor:
+        """The totals of the training steps since they were cleared; waits until a GPU has computed them."""
+        return self._window.totals()
+
+    def clear_totals(self) -> None:
+        """Set the totals to zero."""
+        self._window.clear()
+
+    def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
+        """Hold given totals on rank 0 and zeros elsewhere."""
+        self._window.put(totals, is_first)
+
+    @torch.no_grad()
+    def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
+        """The totals of this rank's part of a dataset; every sample is on exactly one rank."""
+        self.model.eval()
+        meter = Meter(self._metrics, self._device)
+        per_rank_batch = self._config.batch.eval or self._plan.micro_batch
+        workers, seed = self._config.data.workers, self._config.seed
+        for inputs, targets in evaluation_batches(
+            data, group.rank, group.world_size, per_rank_batch, self._device, workers, seed
+        ):
+            samples = count_samples(targets)
+            outputs, loss = self._predict(inputs, targets, is_full=samples == per_rank_batch)
+            meter.add_loss(loss, samples)
+            meter.add_metrics(outputs, targets, samples)
+            progressed()
+        self.model.train()
+        return meter.totals()
+
+    def combine_ranks(self, group: Group) -> None:
+        """Average the statistics of batch norm over ranks; every rank enters."""
+        self.statistics.combine_ranks()
+
+    # What is saved.
+
+    def shape(self) -> dict[str, str]:
+        """The names, types and shapes of what the model saves."""
+        return store.model_shape(self.model)
+
+    def write(self, folder: Path, group: Group) -> list[Path]:
+        """Write the model and the optimizer from all ranks."""
+        return store.write_state(folder, self.model, self.optimizer, group)
+
+    def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        """Read a checkpoint into the model, the optimizer and the scaler of gradients."""
+        store.load_state(folder, self.model, self.optimizer)
+        self.scaler.load_state_dict(progress["scaler"])
+
+    def progress(self) -> dict[str, Any]:
+        """The state of the scaler of gradients."""
+        return {"scaler": self.scaler.state_dict()}
+
+    def _predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
         """Outputs and loss of an evaluation batch; a ragged one is not worth compiling for."""
         forward = self._pass if is_full else self._pass.forward
-        with self.autocast():
+        with self._autocast():
             return forward(self._laid_out(inputs), targets)
 
     def silent(self) -> AbstractContextManager[None]:
@@ -130,19 +229,7 @@ class Learner:
         """Inputs in the memory layout of the recipe."""
         return channels_last(inputs) if self._channels_last else inputs
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         """The precision of the recipe, for forward passes."""
         dtype = _DTYPES.get(self._config.precision)
         return torch.autocast(self._device.type, dtype) if dtype else nullcontext()
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Try a step without keeping anything of it."""
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        try:
-            yield
-        finally:
-            self.optimizer.zero_grad()
-            with torch.no_grad():
-                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                    buffer.copy_(before)

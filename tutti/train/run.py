@@ -1,55 +1,228 @@
-"""One rank's life: join the others, build the job, train, leave a record."""
+"""One rank of a run, in any framework: join the others, build the job, train, write the record."""
 
-import functools
-from dataclasses import dataclass
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch.distributed as dist
 
+from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
-from tutti.ranks.group import joined
+from tutti.errors import Interrupted, TuttiError
+from tutti.ranks.fingerprint import check_same_code
+from tutti.ranks.group import Group, Joined, Machine
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
-from tutti.runs.folder import RunFolder, check_writable
-from tutti.train.build import Objects, build_job
-from tutti.train.check import check_parts
-from tutti.train.life import live
-from tutti.train.loop import train
-from tutti.train.start import check_same_code, examination
+from tutti.ranks.process import launch_line
+from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
+from tutti.runs.output import captured_output, log_traceback
+from tutti.runs.record import Record, summarise_epochs
+from tutti.train.build import Framework, agreed, build_job
+from tutti.train.job import Job
+
+_STATES = {KeyboardInterrupt: "stopped", Interrupted: "interrupted"}
+_MOST_LINES = 16
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a finished run gives back."""
+class TrainingResult:
+    """What a finished run returns."""
 
     folder: RunFolder
     results: dict[str, float]
     samples_per_second: float | None
-    model: nn.Module
+    model: Any  # of torch or of Keras
 
 
 def run_rank(
+    framework: Framework,
     config: RunConfig,
     placement: Placement,
     folder: RunFolder | None = None,
     resume: Path | None = None,
-    objects: Objects | None = None,
-    preflight: bool = False,
-) -> Outcome:
-    """Train as one rank of a run; rank 0 makes the run folder if the launcher has not."""
+    preflight: Callable[[dist.Store | None], None] | None = None,
+) -> TrainingResult:
+    """Train as one rank of a run; rank 0 makes the run folder if the launcher has not.
+
+    `preflight` examines the ranks before they connect; it is given the store where they have met, if they have.
+    """
 
     def check() -> None:
-        if objects is None:
-            check_parts(config, placement.world_size)
+        framework.check(config, placement.world_size)
         if folder is None:
             check_writable(config.out)
 
-    with joined(config.runtime, placement, check, examination(placement, config, folder, preflight)) as rank:
+    with framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
         check_same_code(rank.group)
         watch = Watch(placement, rank.group.store, rank.group.hosts, config.runtime)
         try:
-            build = functools.partial(build_job, config, objects or Objects(), rank.group, watch, rank.device)
-            made, job = live(config, rank.group, watch, rank.machine, folder, resume, build, train)
+            own, is_new = _open_folder(config, rank.group, folder, resume)
+            job = _run_in(own, is_new, framework, config, rank, watch, resume)
         finally:
             watch.close()
-    return Outcome(made, job.results, job.samples_per_second, job.learner.model)
+    return TrainingResult(own, job.results, job.samples_per_second, job.learner.model)
+
+
+def make_folder(group: Group, out: str, name: str) -> RunFolder:
+    """A new run folder, made by rank 0; every rank enters."""
+    return group.from_first(
+        agreed(group, lambda: create_folder(out, name, group.world_size) if group.is_first else None)
+    )
+
+
+def begin_record(record: Record, config: RunConfig, group: Group, machine: Machine, **more: Any) -> None:
+    """Open a segment of the record with what runs, how it was started and what it runs on."""
+    record.content |= {"recipe": config.recipe, "ranks": group.world_size, "seed": config.seed}
+    record.start(
+        framework=config.framework,
+        launcher=group.placement.launcher,
+        launch_line=launch_line(),
+        ranks=group.world_size,
+        device=machine.device_name,
+        threads_per_rank=machine.threads,
+        **more,
+    )
+
+
+def _examine_nothing(store: dist.Store | None) -> None: ...
+
+
+def _open_folder(
+    config: RunConfig, group: Group, folder: RunFolder | None, resume: Path | None
+) -> tuple[RunFolder, bool]:
+    """The run folder on every rank, and whether it is new; a resumed run continues in its own."""
+    if resume is not None:
+        return RunFolder(resume.parent.parent), False
+    if folder is None:
+        folder = make_folder(group, config.out, config.recipe)
+    return folder, not (folder.record.exists() or folder.job.exists() or folder.study.exists())
+
+
+def _run_in(
+    folder: RunFolder,
+    is_new: bool,
+    framework: Framework,
+    config: RunConfig,
+    rank: Joined,
+    watch: Watch,
+    resume: Path | None,
+) -> Job[Any]:
+    """Build a job and train it in a folder, which gets what ranks print, the record and the configuration."""
+    watch.writes_to(folder)
+    with captured_output(folder.log(rank.group.rank), on_screen=rank.group.is_first):
+        try:
+            record = Record.open(folder.record)
+            if rank.group.is_first:
+                begin_record(record, config, rank.group, rank.machine, resumed_from=str(resume) if resume else None)
+            cores = _cores(rank.group, rank.machine)
+            try:
+                with watch.explained():
+                    job = build_job(framework, config, rank.group, watch, rank.device, folder, resume)
+            except Exception as error:
+                if rank.group.is_first:
+                    _discard(folder, record, is_new, error)
+                raise
+            if rank.group.is_first:
+                segment = record.content["segments"][-1]
+                segment["hosts"], segment["cores"] = rank.group.hosts, cores
+            _train(framework, job, record, lambda: _announce(job, rank.machine, cores, resume))
+            return job
+        except BaseException as failure:
+            if not isinstance(failure, TuttiError):
+                log_traceback()
+            raise
+
+
+def _train(framework: Framework, job: Job[Any], record: Record, announce: Callable[[], None]) -> None:
+    """Train a job, and write into the record how that ended."""
+    is_first, folder = job.group.is_first, job.folder
+    try:
+        if is_first:
+            record.content["plan"] = _facts(job)
+            record.write()
+            write_config(folder, job.config.as_yaml())
+            announce()
+        with job.watch.explained():
+            framework.train(job)
+        for line in job.describe_stop():
+            job.journal.say(line)
+    except BaseException as error:
+        job.close()
+        if is_first:
+            record.fail(error, _STATES.get(type(error), "failed"), step=job.step, **_slow_ranks(job))
+        raise
+    job.close()
+    if is_first:
+        epochs = summarise_epochs(folder.metrics, job.group.world_size)
+        more = _slow_ranks(job) | framework.results(job)
+        record.end("finished", step=job.step, **_results(job), **epochs, **more)
+
+
+def _discard(folder: RunFolder, record: Record, is_new: bool, error: Exception) -> None:
+    """Remove the folder of a run that never began; one that could not be resumed keeps what it had."""
+    if is_new and isinstance(error, TuttiError):
+        remove_folder(folder)
+    else:
+        record.fail(error)
+
+
+def _cores(group: Group, machine: Machine) -> list[dict[str, Any]] | None:
+    """The cores of every rank, where ranks were to be bound; every rank enters."""
+    if machine.binding is None or machine.binding.mode == "none":
+        return None
+    return group.gather(machine.binding.record() | {"line": machine.binding.line(), "host": platform.node()})
+
+
+def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | None, resume: Path | None) -> None:
+    plan, config = job.plan, job.config
+    accumulated = f" in {plan.passes} passes of {plan.micro_batch}" if plan.passes > 1 else ""
+    keras = f" in Keras on {keras_backend(config)}"
+    made_of = {"torch": "", "keras": keras, "tensorflow": " in TensorFlow"}[config.framework]
+    job.journal.say(
+        f"{config.recipe}: {config.model.name} ({job.learner.parameters:,} parameters){made_of} on {config.data.name}, "
+        f"{plan.train_samples:,} training samples"
+    )
+    job.journal.say(
+        f"{plan.world_size} rank(s) on {machine.device}, {machine.threads} thread(s) each; "
+        f"global batch {plan.global_batch} = {plan.world_size} x {plan.per_rank_batch}{accumulated}; "
+        f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
+    )
+    for rank, bound in enumerate((cores or [])[:_MOST_LINES]):
+        job.journal.say(f"rank {rank} on host {bound['host']}: {bound['line']}")
+    if note := getattr(job.loader.dataset, "note", None):
+        job.journal.say(f"data: {note}")
+    if resume:
+        job.journal.say(f"resumed from {resume} at step {job.step:,}")
+
+
+def _facts(job: Job[Any]) -> dict[str, object]:
+    plan = job.plan
+    return {
+        "global_batch": plan.global_batch,
+        "per_rank_batch": plan.per_rank_batch,
+        "micro_batch": plan.micro_batch,
+        "train_samples": plan.train_samples,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "total_steps": plan.total_steps,
+        "peak_lr": job.schedule.peak_lr,
+        "parameters": job.learner.parameters,
+        "gradient_bytes": job.learner.gradient_bytes,
+    }
+
+
+def _results(job: Job[Any]) -> dict[str, Any]:
+    seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
+    return {
+        "ended_by": job.ended_by,
+        "results": job.results,
+        "samples_per_second": job.samples_per_second,
+        "seconds": seconds,
+    }
+
+
+def _slow_ranks(job: Job[Any]) -> dict[str, Any]:
+    """Ranks for which the others have waited."""
+    found = [asdict(slow) for slow in job.stragglers.found.values()]
+    return {"slow_ranks": found} if found else {}

@@ -17,16 +17,17 @@ from tutti.bench.trace.read import read_trace
 from tutti.bench.trace.steps import Asked
 from tutti.bench.trace.summary import RankSummary, summarise
 from tutti.bench.trace.text import write_summary
+from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
 from tutti.errors import FolderError, Interrupted
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
 from tutti.runs.step_parts import StepPart
-from tutti.train.build import Objects, build_job
-from tutti.train.check import check_parts
+from tutti.train.build import agreed, build_job
 from tutti.train.job import Job
-from tutti.train.resume import agreed
+from tutti.train.learner import TorchLearner
+from tutti.train.torch import TorchFramework
 
 _NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys for what it starts
 
@@ -72,7 +73,7 @@ def profile_rank(config: RunConfig, asked: Asked, placement: Placement, folder: 
         agreed(group, lambda: check_parts(config, group.world_size))
         ranges = Ranges(on_gpu=session.device.type == "cuda")
         with _watched(session, ranges) as watch:
-            job = build_job(without_rests(config), Objects(), group, watch, session.device, session.folder, None)
+            job = build_job(TorchFramework(), without_rests(config), group, watch, session.device, session.folder, None)
             job.valid_data = None
             try:
                 agreed(group, lambda: asked.check_end(job.plan.total_steps))
@@ -107,7 +108,7 @@ def _watched(session: Session, ranges: Ranges) -> Iterator[MarkingWatch]:
         watch.close()
 
 
-def _trace(session: Session, job: Job, ranges: Ranges, asked: Asked) -> None:
+def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Asked) -> None:
     group = session.group
     shared = shares_first_clock(group)
     recorder = Recorder(session.device, asked.memory, asked.stacks)
@@ -131,15 +132,19 @@ def _trace(session: Session, job: Job, ranges: Ranges, asked: Asked) -> None:
     group.barrier("the timeline of all ranks")
 
 
-def _walk(session: Session, job: Job, ranges: Ranges, asked: Asked, recorder: Recorder) -> list[tuple[int, int]]:
+def _walk(
+    session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Asked, recorder: Recorder
+) -> list[tuple[int, int]]:
     """Train as the loop does, and record the steps that are asked for; the clock before and after them."""
-    job.rehearse()
+    learner = job.learner
+    job.begin()
     clocks = _approach(session, job.step, asked, recorder)
     for batch in job.batches():
-        job.forward_backward(batch)
+        loss = learner.forward_backward(batch, job.logs_after(batch.step + 1))
         ranges.enter(StepPart.OPTIMIZER)
-        job.learner.clip_gradients()
-        job.update_weights()
+        learner.clip_gradients()
+        learner.update_weights(job.lr)
+        job.end_step(loss)
         if job.logs_after(job.step):
             job.log()
         ranges.close()

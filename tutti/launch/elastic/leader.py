@@ -15,8 +15,8 @@ from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
 from tutti.launch.elastic.messages import Reception
 from tutti.launch.elastic.rounds import Round, Rounds
-from tutti.launch.local import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
 from tutti.ranks.failures import Failure, first_cause
+from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import read_state
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tutti.errors import LaunchError, RankLost
 from tutti.launch.elastic.messages import Wire, connect
-from tutti.launch.local import FOLDER_VARIABLE
 from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.process import FOLDER_VARIABLE
 
 _KILLED_SECONDS = 10.0
 

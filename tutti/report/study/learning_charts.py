@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tutti.config.targets import is_lower_better
+from tutti.config.check import is_lower_better
 from tutti.report.study.charts import Axis, Chart, Curve, Study, axis_along, log_axis, metric_axis, place_series
 from tutti.study.analysis import Setting
 from tutti.study.numbers import count, duration, metric_number, metric_range, metric_words

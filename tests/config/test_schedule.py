@@ -8,8 +8,8 @@ import pytest
 
 from tutti.config.load import resolve_values
 from tutti.config.plan import make_plan
+from tutti.config.schedule import Schedule, make_schedule, scale_factor
 from tutti.errors import ConfigError
-from tutti.optim.schedule import Schedule, make_schedule, scale_factor
 
 
 def schedule(

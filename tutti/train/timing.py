@@ -1,15 +1,62 @@
-"""Where the time of a step goes, marked as it runs: by the clock on a CPU, by events of the stream on a GPU."""
+"""Where the seconds of a run go: log windows, the phases of a step, and ranks that the others wait for."""
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Protocol
 
 import torch
 
 from tutti.config.schema import LogConfig
 from tutti.runs.step_parts import TIMED, StepPart
+
+
+class Clock:
+    """Measures a window from lap to lap, and sums up the seconds of the whole run by what they went to."""
+
+    def __init__(self) -> None:
+        self.totals = {"training": 0.0, "waiting_for_data": 0.0, "validation": 0.0, "checkpoints": 0.0}
+        self._start = time.perf_counter()
+        self._waited = 0.0
+        self._paused = 0.0
+
+    def start(self) -> None:
+        """Begin the first window here."""
+        self._start = time.perf_counter()
+
+    def wait_began(self) -> float:
+        return time.perf_counter()
+
+    def wait_ended(self, began: float) -> None:
+        self._waited += time.perf_counter() - began
+
+    @property
+    def waited(self) -> float:
+        """Seconds of this window spent waiting for data so far."""
+        return self._waited
+
+    @contextmanager
+    def paused(self, what: str) -> Iterator[None]:
+        """Leave out what is not training, and add it up by its name."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
+            self.totals[what] += time.perf_counter() - began
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds of training since the last lap, and those of them spent waiting for data."""
+        now = time.perf_counter()
+        seconds, waited = max(now - self._start - self._paused, 1e-9), self._waited
+        self._start, self._waited, self._paused = now, 0.0, 0.0
+        self.totals["training"] += seconds
+        self.totals["waiting_for_data"] += waited
+        return seconds, waited
+
 
 _PAUSE = "pause"
 _SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart; they stand for all
@@ -139,3 +186,50 @@ def combine(rows: Sequence[Mapping[StepPart, float]], seconds: float) -> dict[st
         "data_share": means[StepPart.DATA] / seconds,
         "rest_seconds": max(0.0, seconds - sum(means.values())),
     }
+
+
+_LEAST_STEPS = 5  # a window of fewer says little
+_LEAST_SHARE = 0.1  # of the window: what a slow rank must cost to be worth a word
+
+
+@dataclass
+class Slow:
+    """A slow rank for the record."""
+
+    rank: int
+    host: str
+    windows: int  # log windows in which it was slow
+    worst: float  # its time over the median of the others
+    first_step: int
+    last_step: int
+
+
+class Stragglers:
+    """Compares ranks window by window."""
+
+    def __init__(self, hosts: Sequence[str], factor: float) -> None:
+        self._hosts = hosts
+        self._factor = factor
+        self.found: dict[int, Slow] = {}
+
+    def compare(self, own_seconds: Sequence[float], steps: int, window_seconds: float, step: int) -> list[str]:
+        """What to say about a window that ends at a step: a line for each rank that is slow and was not before."""
+        if len(own_seconds) < 2 or steps < _LEAST_STEPS:
+            return []
+        lines = []
+        for rank, seconds in enumerate(own_seconds):
+            others = median([*own_seconds[:rank], *own_seconds[rank + 1 :]])
+            if seconds < self._factor * others or seconds - others < _LEAST_SHARE * window_seconds:
+                continue
+            ratio = seconds / max(others, 1e-9)
+            slow = self.found.get(rank)
+            if slow is None:
+                slow = self.found[rank] = Slow(rank, self._hosts[rank], 0, ratio, step, step)
+                lines.append(
+                    f"slow rank: rank {rank} on host {self._hosts[rank]} takes {seconds / steps * 1e3:.1f} ms a step "
+                    f"for its batch and forward pass, the others {others / steps * 1e3:.1f} ms: all wait for it"
+                )
+            slow.windows += 1
+            slow.worst = max(slow.worst, ratio)
+            slow.last_step = step
+        return lines

@@ -1,28 +1,20 @@
-"""Where a run stands, and what is due there; the same in every framework."""
+"""The progress of a run, and what is due at a step; the same in every framework."""
 
 from collections.abc import Iterator
 
+from tutti.config.check import is_lower_better, is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.config.targets import is_lower_better, is_reached
-from tutti.errors import Interrupted
-from tutti.ranks.group import Group
-from tutti.ranks.hang_detection import Watch
-from tutti.runs.folder import RunFolder
 from tutti.runs.screen import show_number
 
 
-class Standing:
+class TrainingProgress:
     """Steps counted as epochs, log windows and checkpoints; `step` counts the steps that are done."""
 
     config: RunConfig
     plan: Plan
     step: int
     results: dict[str, float]  # of the last epoch
-    group: Group
-    folder: RunFolder
-    watch: Watch
-    _saved_step: int
     _best: float | None = None
     _is_best: bool = False
 
@@ -33,17 +25,18 @@ class Standing:
 
     @property
     def epoch_ends(self) -> bool:
+        """Whether the last finished step is the last of an epoch."""
         return self.step % self.plan.steps_per_epoch == 0
 
     @property
     def has_reached(self) -> bool:
-        """Whether the validation that ends this epoch has come to `stop_at`; all ranks have the same results."""
+        """Whether the validation that ends this epoch has reached `stop_at`; all ranks have the same results."""
         target = self.config.stop_at
         return target is not None and self.epoch_ends and is_reached(target, self.results)
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is at its end."""
         return self.step == self.plan.total_steps or self.has_reached
 
     @property
@@ -53,8 +46,8 @@ class Standing:
             return "stop_at"
         return "epochs" if self.step == self.plan.steps_per_epoch * self.plan.epochs else "max_steps"
 
-    def tell_stop(self) -> Iterator[str]:
-        """For people: what the run has come to, where that has ended it."""
+    def describe_stop(self) -> Iterator[str]:
+        """For people: the value of `stop_at` that the run has reached, where that has ended it."""
         if self.has_reached:
             for metric, value in (self.config.stop_at or {}).items():
                 found = f"{metric.replace('_', ' ')} {show_number(metric, self.results[metric])}"
@@ -62,13 +55,13 @@ class Standing:
                 yield f"stopped {where}: {found} has come to stop_at.{metric}={value:g}"
 
     def logs_after(self, step: int) -> bool:
-        """After the first step, every N steps, and where an epoch or the run ends."""
+        """Whether a log window ends with a step: the first, every Nth, and the last of an epoch and of the run."""
         ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
         return step == 1 or ends or step % self.config.log.every_steps == 0
 
     @property
     def saves_now(self) -> bool:
-        """Every N steps, every N epochs, after the best epoch, and at the very end."""
+        """Whether a checkpoint is due: every N steps, every N epochs, after the best epoch, and at the end."""
         wish = self.config.checkpoint
         if wish.every_steps and self.step % wish.every_steps == 0:
             return True
@@ -77,7 +70,7 @@ class Standing:
         return self.epoch_ends and (self._is_best or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0))
 
     def _note_best(self) -> None:
-        """Remember whether this epoch has the best value of the metric that the recipe watches."""
+        """Remember whether this epoch has the best value of the metric in `checkpoint.best`."""
         name = self.config.checkpoint.best
         if name is None:
             return
@@ -86,22 +79,3 @@ class Standing:
         self._is_best = self._best is None or sign * value > sign * self._best
         if self._is_best:
             self._best = value
-
-    def hand_over(self) -> None:
-        """Save a run that was stopped before its end, and say how it goes on; every rank enters."""
-        self.watch.rests()
-        if self.watch.stop_reason is None or self.is_over:
-            return
-        self.save()
-        self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
-        where = "" if self._saved_step == self.step else f", but the newest checkpoint is of step {self._saved_step:,}"
-        where = where if self._saved_step else ", but there is no checkpoint"
-        stopped = Interrupted(
-            f"stopped {self.watch.stop_reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
-            f"Go on with: tutti train {self.folder.path}"
-        )
-        stopped.agreed = True
-        raise stopped
-
-    def save(self) -> None:
-        raise NotImplementedError

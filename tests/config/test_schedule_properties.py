@@ -12,8 +12,8 @@ from small_config import small_config
 
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.schedule import Schedule, make_schedule, scale_factor
 from tutti.errors import ConfigError
-from tutti.optim.schedule import Schedule, make_schedule, scale_factor
 
 STEPS_PER_EPOCH = 10
 EPOCHS = 4

@@ -1,0 +1,64 @@
+"""What can be refused before anything starts: targets, names of parts and batches; imports little."""
+
+from collections.abc import Iterable, Mapping
+
+from tutti.config.framework import check_installed
+from tutti.config.plan import make_plan
+from tutti.config.run import RunConfig
+from tutti.config.schedule import make_schedule
+from tutti.errors import ConfigError, nearest
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    return metric.endswith(("loss", "error"))
+
+
+def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> bool:
+    """Whether all metrics of a target have reached their values; one that was not measured has not, nor has a NaN."""
+    return all(
+        metric in results and (results[metric] <= value if is_lower_better(metric) else results[metric] >= value)
+        for metric, value in target.items()
+    )
+
+
+def check_measured(given: str, metric: str, recipe: str, metrics: Iterable[str]) -> None:
+    """Refuse a target for a metric that is not among those of a run, named as in `metrics` of its recipe."""
+    known = [f"valid_{name.rpartition(':')[2]}" for name in ("loss", *metrics)]
+    if metric not in known:
+        raise ConfigError(f"{given}: {recipe} measures {', '.join(known)}, and no {metric!r}.{nearest(metric, known)}")
+
+
+def check_parts(config: RunConfig, world_size: int) -> None:
+    """Refuse what is wrong whatever the data: names that do not import, batches that do not split."""
+    if config.framework == "torch":
+        for part in (config.data, config.model, config.loss, config.optim):
+            part.locate()
+        config.metric_functions()
+    else:
+        check_installed(config)
+        config.data.locate()
+    check_best(config, [name.rpartition(":")[2] for name in config.metrics])
+    check_stop(config, config.metrics)
+    samples = config.data.train_samples()
+    if samples is not None:
+        make_schedule(config, make_plan(config, world_size, samples))
+
+
+def check_best(config: RunConfig, metrics: Iterable[str]) -> None:
+    """Refuse a `checkpoint.best` that the run does not measure."""
+    best = config.checkpoint.best
+    if best is not None and best not in ("loss", *metrics):
+        known = ", ".join(("loss", *metrics))
+        raise ConfigError(f"checkpoint.best={best!r}: expected one of this run's metrics, {known}.")
+
+
+def check_stop(config: RunConfig, metrics: Iterable[str], validates: bool = True) -> None:
+    """Refuse to stop at a metric that the run does not measure."""
+    for metric, value in (config.stop_at or {}).items():
+        given = f"stop_at.{metric}={value:g}"
+        if not validates:
+            raise ConfigError(
+                f"{given}, but there is no validation data: expected some. Give it, or leave out stop_at."
+            )
+        check_measured(given, metric, config.recipe, metrics)

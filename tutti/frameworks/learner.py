@@ -1,0 +1,259 @@
+"""The learner of Keras and TensorFlow: a model with its loss, metrics and optimizer, on any backend of Keras."""
+
+import os
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from tutti.config import parts
+from tutti.config.framework import keras_backend
+from tutti.config.plan import Plan
+from tutti.config.run import RunConfig
+from tutti.data.loader import RankBatch
+from tutti.errors import CheckpointError
+from tutti.frameworks.feed import as_arrays, evaluation_feed
+from tutti.frameworks.machine import quiet_import
+from tutti.ranks.group import Group
+from tutti.ranks.seeds import mix
+from tutti.train.timing import NoTimer, StepTimer
+
+MODEL_FILE, OPTIMIZER_FILE = "model.keras", "optimizer.npz"
+
+
+def cross_entropy(label_smoothing: float = 0.0) -> keras.losses.Loss:
+    """The mean cross entropy of class scores, with labels as numbers of classes."""
+    if not label_smoothing:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return SmoothedCrossEntropy(label_smoothing)
+
+
+class SmoothedCrossEntropy(keras.losses.Loss):
+    """Cross entropy with a share of each label spread over all classes."""
+
+    def __init__(self, label_smoothing: float) -> None:
+        super().__init__(name="smoothed_cross_entropy")
+        self.label_smoothing = label_smoothing
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        wanted = keras.ops.one_hot(keras.ops.cast(y_true, "int32"), y_pred.shape[-1])
+        return keras.losses.categorical_crossentropy(
+            wanted, y_pred, from_logits=True, label_smoothing=self.label_smoothing
+        )
+
+
+_METRICS = {
+    "accuracy": lambda _: keras.metrics.SparseCategoricalAccuracy("accuracy"),
+    "top5": lambda classes: keras.metrics.SparseTopKCategoricalAccuracy(min(5, classes), "top5"),
+}
+
+
+class KerasLearner:
+    """`model` is what is saved; `compiled` has the same layers and is compiled, for `fit` and `evaluate`."""
+
+    reports_phases = False
+
+    def __init__(self, config: RunConfig, plan: Plan, input_shape: tuple[int, ...], num_classes: int) -> None:
+        _seed(config.seed)  # the same first weights on every rank
+        shapes = {"input_shape": input_shape, "num_classes": num_classes}
+        self.model: keras.Model = parts.call(config.model.locate_in_keras(), "model", config.model.options(), **shapes)
+        self.compiled: Any = keras.Model(self.model.inputs, self.model.outputs)
+        self.criterion = parts.call(config.loss.locate_in_keras(), "loss", config.loss.options())
+        self.metrics = [_METRICS[name](num_classes) for name in config.metrics]
+        self.names = ("loss", *config.metrics)
+        self.timer: StepTimer = NoTimer()
+        self.optimizer = _build_optimizer(config)
+        # Compiled for TensorFlow's XLA, a step could not wait for other ranks; JAX has nothing but XLA.
+        compiled = keras_backend(config) == "jax"
+        self.compiled.compile(self.optimizer, self.criterion, metrics=self.metrics, jit_compile=compiled)
+        self.optimizer.build(self.compiled.trainable_variables)
+        self._rate: float | None = None
+        self._config, self._plan = config, plan
+        self._carried = torch.zeros(2 * len(self.names), dtype=torch.float64)  # totals from a checkpoint
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(int(np.prod(variable.shape)) for variable in self.model.trainable_weights)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes that ranks average in a step: float32."""
+        return 4 * self.parameters
+
+    # Around a step.
+
+    def set_rate(self, lr: float) -> None:
+        """Have the next step made at a rate."""
+        if lr != self._rate:
+            self.sync()
+            self.optimizer.learning_rate = lr
+            self._rate = lr
+
+    def start(self, rank: int, step: int) -> None:
+        """Have each layer that draws do so by the seed, its place, the rank and the step; nothing is measured yet."""
+        states = [v for v in self.compiled.non_trainable_variables if v.name == "seed_generator_state"]
+        for place, state in enumerate(states):
+            state.assign(np.array([mix(self._config.seed, rank, place) % (1 << 31), step]))
+        self._clear_measures()
+
+    def rehearse(self, batch: RankBatch) -> tuple[float, float]:
+        """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
+        before = [(variable, _array(variable)) for variable in self.compiled.non_trainable_variables]
+        inputs, labels = as_arrays(batch.micro_batches[0])
+        scores = self.compiled(keras.ops.convert_to_tensor(inputs), training=True)
+        loss = float(_array(self.criterion(keras.ops.convert_to_tensor(labels), scores)))
+        for variable, value in before:
+            variable.assign(value)
+        return loss * len(labels), len(labels)
+
+    # What is measured.
+
+    @property
+    def measures(self) -> list[Any]:
+        """The running mean of the loss, then of each metric."""
+        return [next(metric for metric in self.compiled.metrics if metric.name == "loss"), *self.metrics]
+
+    def totals(self) -> torch.Tensor:
+        """The totals of the training steps since they were cleared."""
+        return self._measured() + self._carried
+
+    def clear_totals(self) -> None:
+        """Set the totals to zero."""
+        self._clear_measures()
+        self._carried.zero_()
+
+    def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
+        """Hold given totals on rank 0 and zeros elsewhere."""
+        self.clear_totals()
+        if is_first:
+            self._carried = torch.tensor(totals, dtype=torch.float64)
+
+    def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
+        """The totals of this rank's part of a dataset; called where no step has been measured since the last log."""
+        per_rank_batch = self._config.batch.eval or self._plan.per_rank_batch
+        workers, seed = self._config.data.workers, self._config.seed
+        batches, count = evaluation_feed(data, group, per_rank_batch, workers, seed)
+        self.sync()
+        self._clear_measures()
+        if count:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # files that were skipped may make a batch fewer than promised
+                self.compiled.evaluate(batches, steps=count, verbose=0)
+        totals = self._measured()
+        self._clear_measures()
+        return totals
+
+    def _measured(self) -> torch.Tensor:
+        """The sums of Keras' own means, then their weights."""
+        self.sync()
+        measures = self.measures
+        values = [m.total for m in measures] + [m.count for m in measures]
+        return torch.tensor([float(_array(value)) for value in values], dtype=torch.float64)
+
+    def _clear_measures(self) -> None:
+        for metric in self.measures:
+            metric.reset_state()
+
+    # Ranks, and what is saved.
+
+    def combine_ranks(self, group: Group) -> None:
+        """Put the mean over ranks into the running statistics of batch norm, which each rank has from its own share."""
+        variables = self.model.non_trainable_weights
+        if group.world_size == 1 or not variables:
+            return
+        self.sync()
+        values = [_array(variable) for variable in variables]
+        flat = torch.from_numpy(np.concatenate([value.ravel() for value in values]).astype(np.float64))
+        means = (group.sum(flat) / group.world_size).numpy()
+        ends = np.cumsum([value.size for value in values])[:-1]
+        for variable, value, mean in zip(variables, values, np.split(means, ends), strict=True):
+            variable.assign(mean.reshape(value.shape).astype(value.dtype))
+
+    def state(self) -> list[Any]:
+        """The variables that are the same on all ranks: trained weights, and what the optimizer keeps."""
+        self.sync()
+        return [*self.model.trainable_weights, *self.optimizer.variables]
+
+    def shape(self) -> dict[str, str]:
+        """The place, type and shape of what the model saves; Keras' own names count up in a process."""
+        return {
+            f"{place}.{type(layer).__name__}.{variable.name}": f"{variable.dtype} {list(variable.shape)}"
+            for place, layer in enumerate(self.model.layers)
+            for variable in layer.weights
+        }
+
+    def write(self, folder: Path, group: Group) -> list[Path]:
+        """Write the model and the optimizer durably, from rank 0."""
+        self.sync()
+        if not group.is_first:
+            return []
+        folder.mkdir()
+        files = [folder / MODEL_FILE, folder / OPTIMIZER_FILE]
+        with quiet_import():
+            self.model.save(files[0])
+        values: list[Any] = [_array(variable) for variable in self.optimizer.variables]
+        np.savez(files[1], **{f"{place:05d}": value for place, value in enumerate(values)})
+        for path in files:
+            sync_file(path)
+        return files
+
+    def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        """Read a verified checkpoint into the model and the optimizer."""
+        self.model.load_weights(folder / MODEL_FILE)
+        variables = self.optimizer.variables
+        with np.load(folder / OPTIMIZER_FILE) as arrays:
+            found = [arrays[name] for name in sorted(arrays.files)]
+        if [value.shape for value in found] != [tuple(variable.shape) for variable in variables]:
+            raise CheckpointError(
+                f"checkpoint {folder} is of another optimizer: {OPTIMIZER_FILE} holds {len(found)} arrays, and the "
+                f"optimizer of this run has {len(variables)}, or others. Resume without overrides of optim.* and "
+                "precision."
+            )
+        for variable, value in zip(variables, found, strict=True):
+            variable.assign(value)
+
+    def progress(self) -> dict[str, Any]:
+        """Nothing: all of the state is in the files."""
+        return {}
+
+    def sync(self) -> None:
+        """On JAX, put the values that `fit` passes from step to step back into the variables."""
+        getattr(self.compiled, "jax_state_sync", lambda: None)()
+
+
+def _seed(seed: int) -> None:
+    """Seed what Keras draws its own seeds from; its function for this imports TensorFlow on any backend."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def _build_optimizer(config: RunConfig) -> Any:
+    options = config.optim.options() | {"clip_norm": config.optim.clip_norm}
+    optimizer = parts.call(config.optim.locate_in_keras(), "optim", options)
+    if config.precision == "fp16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    if config.framework == "tensorflow":
+        return optimizer  # the tape averages the gradients
+    from tutti.horovod.keras import DistributedOptimizer
+
+    return DistributedOptimizer(optimizer)  # outside: whether gradients are finite is then asked of their mean
+
+
+def _array(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

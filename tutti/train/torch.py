@@ -1,0 +1,209 @@
+"""Training in torch: the parts of a recipe or the objects of a user, and the Python API `fit`."""
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutti.checkpoint.manifest import Manifest
+from tutti.checkpoint.store import check_model, model_shape
+from tutti.config import parts
+from tutti.config.check import check_best, check_parts, check_stop
+from tutti.config.load import resolve_values
+from tutti.config.plan import Plan, make_plan
+from tutti.config.run import RunConfig
+from tutti.config.schedule import Schedule, make_schedule
+from tutti.data.dataset import check_classes
+from tutti.errors import ConfigError
+from tutti.models.layout import put_channels_last
+from tutti.optim.optimizers import build_optimizer
+from tutti.ranks.device import applies
+from tutti.ranks.environments import discover
+from tutti.ranks.group import Group, Joined, joined
+from tutti.ranks.placement import Placement
+from tutti.runs.step_parts import StepPart
+from tutti.train.job import Job
+from tutti.train.learner import TorchLearner
+from tutti.train.loop import train
+from tutti.train.metrics import Metrics
+from tutti.train.run import TrainingResult, run_rank
+
+_ADAPTED_SAMPLES = 5000
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Parts given as Python objects instead of by name; None leaves the recipe's."""
+
+    model: nn.Module | None = None
+    train_data: Any = None
+    valid_data: Any = None
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True)
+class TorchParts:
+    """What a rank of torch builds alone."""
+
+    plan: Plan
+    schedule: Schedule
+    model: nn.Module
+    criterion: Callable[[Any, Any], torch.Tensor]
+    metrics: Metrics
+    optimizer: torch.optim.Optimizer
+    train_data: Any
+    valid_data: Any
+
+    def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of another model."""
+        check_model(folder, manifest, model_shape(self.model))
+
+    def make_learner(
+        self,
+        config: RunConfig,
+        group: Group,
+        device: torch.device,
+        at: Callable[[StepPart, int], None] = lambda *_: None,
+    ) -> TorchLearner:
+        """The learner of these parts; every rank enters."""
+        return TorchLearner(
+            config, self.plan, group, device, self.model, self.criterion, self.optimizer, self.metrics, at
+        )
+
+
+class TorchFramework:
+    """Training in torch: of a recipe's parts, or of a user's own objects."""
+
+    def __init__(self, objects: Objects | None = None) -> None:
+        self._objects = objects or Objects()
+        self._is_recipe = objects is None
+
+    def joined(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        check: Callable[[], None],
+        examine: Callable[[dist.Store | None], None],
+    ) -> AbstractContextManager[Joined]:
+        """Meet the other ranks in a process group of torch."""
+        return joined(config.runtime, placement, check, examine)
+
+    def check(self, config: RunConfig, world_size: int) -> None:
+        """Refuse what is wrong with a recipe before anything is built."""
+        if self._is_recipe:
+            check_parts(config, world_size)
+
+    def prepare_data(self, config: RunConfig) -> None:
+        """Make or fetch the recipe's data, on rank 0 alone."""
+        if self._objects.train_data is None:
+            config.data.prepare()
+
+    def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> TorchParts:
+        """What a rank can build alone."""
+        return build_parts(config, self._objects, placement, device)
+
+    def train(self, job: Job[TorchLearner]) -> None:
+        """Train to the end of the recipe."""
+        train(job)
+
+    def results(self, job: Job[TorchLearner]) -> dict[str, Any]:
+        """What the record says of a finished run besides the results of all frameworks."""
+        return {}
+
+
+def fit(
+    model: nn.Module,
+    train_data: Any,
+    valid_data: Any = None,
+    *,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    metrics: Metrics | None = None,
+    name: str = "fit",
+    **recipe: Any,
+) -> TrainingResult:
+    """Train a model on a dataset with the keys of a recipe: `optim={...}, batch={...}, epochs=3`.
+
+    Run the script with `python` for one rank, or with `tutti run -n 4`, `mpirun` or `srun` for more.
+    """
+    values = {"data": {"name": _name(train_data)}, "model": {"name": _name(model)}, "recipe": name} | recipe
+    if metrics is not None:
+        values["metrics"] = [_name(metric) for metric in metrics.values()]
+    if loss is not None:
+        values["loss"] = {"name": _name(loss)}
+    config = resolve_values(values)
+    objects = Objects(model, train_data, valid_data, loss, metrics)
+    return run_rank(TorchFramework(objects), config, discover(os.environ))
+
+
+def _name(thing: Any) -> str:
+    """`module:object`, so that the record says what was trained."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def build_parts(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> TorchParts:
+    """What a rank can build alone: data, model, loss, metrics and optimizer."""
+    train_data, valid_data = objects.train_data, objects.valid_data
+    if train_data is None:
+        factory, options = config.data.locate(), config.data.options()
+        offered = {"device": device, "local_ranks": placement.local_size}
+        train_data = parts.call(factory, "data", options, split="train", **offered)
+        valid_data = parts.call(factory, "data", options, split="valid", **offered)
+    plan = make_plan(config, placement.world_size, len(train_data))
+    schedule = make_schedule(config, plan)
+    torch.manual_seed(config.seed)  # the same first weights on every rank
+    model = objects.model
+    if model is None:
+        shapes = {
+            name: value
+            for name in ("input_shape", "num_classes")
+            if (value := getattr(train_data, name, None)) is not None
+        }
+        check_classes(train_data, valid_data)
+        model = parts.call(config.model.locate(), "model", config.model.options(), **shapes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
+        )
+    model.to(device)
+    if applies(config.speed.channels_last, device):
+        put_channels_last(model)
+    if isinstance(getattr(model, "fold", None), bool):
+        model.fold = applies(config.speed.fold, device)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if hasattr(model, "adapt_to_data"):
+        _adapt(model, train_data, device)
+    metrics = config.metric_functions() if objects.metrics is None else objects.metrics
+    check_best(config, metrics)
+    check_stop(config, metrics, validates=valid_data is not None)
+    criterion = objects.loss or _build_loss(config)
+    if isinstance(criterion, nn.Module):
+        criterion.to(device)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, train_data, valid_data)
+
+
+def _adapt(model: Any, train_data: Any, device: torch.device) -> None:
+    """Show a model that begins with what it knows of the data its first training samples, the same on every rank."""
+    if not hasattr(train_data, "batch"):
+        raise ConfigError(
+            f"{type(model).__name__} adapts to training samples before the first step, for which it needs a dataset "
+            f"with the method batch: {type(train_data).__name__} has none. Choose another dataset, or another model."
+        )
+    ids = torch.arange(min(_ADAPTED_SAMPLES, len(train_data)))
+    model.adapt_to_data(train_data.batch(ids, None)[0].to(device))
+
+
+def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
+    """A loss class is built with the recipe's options; a function gets them in every call."""
+    target, options = config.loss.locate(), config.loss.options()
+    if isinstance(target, type):
+        return parts.call(target, "loss", options)
+    return functools.partial(target, **options) if options else target
