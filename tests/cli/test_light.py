@@ -108,7 +108,7 @@ def test_show_tells_where_each_value_came_from(tutti: Tutti) -> None:
     assert lines["global: 8192"] == "recipes/mnist.yaml [large_batch]"
     assert lines["momentum: 0.5"] == "recipes/mnist.yaml [base]"
     assert lines["precision: fp32"] == "default"
-    assert any(line.startswith("global batch   8192 = 2 rank(s) x 4096 (8 x 512)") for line in lines)
+    assert any(line.startswith("global batch   8192 = 2 ranks x 4096 (8 x 512)") for line in lines)
 
 
 @pytest.mark.system

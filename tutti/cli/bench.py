@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tutti import units
 from tutti.cli.options import Overrides, Ranks, examples
 from tutti.cli.ranks import StatusLine, on_ranks, place
-from tutti.cli.tables import print_table
 from tutti.config.recipes import make_importable
 from tutti.errors import ConfigError
 from tutti.ranks.placement import Placement
@@ -112,8 +112,8 @@ def _print_phases(measurement: "Measurement") -> None:
 
     shares = find_shares(measurement)
     print(
-        f"{measurement.settings['recipe']}: {measurement.ranks} rank(s) on {measurement.device_name}, "
-        f"{measurement.threads} thread(s) each; {measurement.per_rank_batch} samples a rank and step; "
+        f"{measurement.settings['recipe']}: {units.count(measurement.ranks, 'rank')} on {measurement.device_name}, "
+        f"{units.count(measurement.threads, 'thread')} each; {measurement.per_rank_batch} samples a rank and step; "
         f"{measurement.trials} trials\n"
     )
     rows = []
@@ -125,17 +125,16 @@ def _print_phases(measurement: "Measurement") -> None:
             [
                 name,
                 f"{figure.median * 1e3:,.3f}",
-                f"{figure.relative_spread:.0%}",
-                f"{rate:,.0f}" if rate else "",
-                f"{rate * measurement.ranks:,.0f}" if rate else "",
+                units.percent(figure.relative_spread),
+                units.number(rate) if rate else "",
+                units.number(rate * measurement.ranks) if rate else "",
                 f"{slowest}" if measurement.ranks > 1 else "",
                 PHASES[name],
             ]
         )
     titles = ["phase", "ms", "spread", "samples/s a rank", "in all", "slowest rank", "what it is"]
-    print_table(titles, rows, titles[1:6])
-    memory = max(measurement.peak_bytes) / 2**30
-    print(f"\n{memory:.2f} GiB of memory at most on a rank")
+    units.print_table(titles, rows, left=(titles[0], titles[-1]))
+    print(f"\n{units.size(max(measurement.peak_bytes))} of memory at most on a rank")
 
 
 def _print_variants(found: "Bench") -> None:
@@ -148,8 +147,8 @@ def _print_variants(found: "Bench") -> None:
         shares = find_shares(measurement)
         rates = [measurement.global_batch / shares.alone[name].median if name in shares.alone else 0 for name in phases]
         whole = shares.samples_per_second
-        cells = [*(f"{rate:,.0f}" for rate in rates), f"{whole.median:,.0f}", f"{whole.relative_spread:.0%}"]
+        cells = [*map(units.number, rates), units.number(whole.median), units.percent(whole.relative_spread)]
         rows.append([measurement.name, *cells, verdict.bound])
     titles = ["samples/s", *phases, "whole", "spread", "bound by"]
-    print_table(titles, rows, titles[1:-1])
+    units.print_table(titles, rows, left=(titles[0], titles[-1]))
     print()

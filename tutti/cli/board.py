@@ -11,6 +11,7 @@ from typing import IO, Annotated
 
 import typer
 
+from tutti import units
 from tutti.cli.options import examples
 from tutti.errors import FolderError, LaunchError
 from tutti.ranks.process import end_with_parent
@@ -55,7 +56,8 @@ def board(
         process = subprocess.Popen(words, stdout=said, stderr=said, preexec_fn=end_with_parent)
         try:
             _wait_until_it_answers(process, port, said)
-            print(f"{len(events)} run(s) of {folder}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
+            shown = units.count(len(events), "run")
+            print(f"{shown} of {folder}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
             _follow(process, folder, links, said)
         except KeyboardInterrupt:
             pass

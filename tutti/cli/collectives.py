@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tutti.bench.collectives.results import OPERATIONS, Results, parse_sizes, show_size
-from tutti.cli.collective_words import describe, print_points
+from tutti import units
+from tutti.bench.collectives.model import (
+    BUS_FACTORS,
+    FRAME_BYTES,
+    FRAME_PAYLOAD_BYTES,
+    Line,
+    Model,
+    Regime,
+    Residual,
+    wire_bits_per_second,
+)
+from tutti.bench.collectives.results import OPERATIONS, Measured, Results, parse_sizes
 from tutti.cli.ranks import is_rank, on_ranks, place
 from tutti.config.load import resolve
 from tutti.errors import ConfigError, LaunchError, nearest
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
     from tutti.bench.collectives.measure import Request
     from tutti.bench.session import Session
 
+_TITLES = ("operation", "ranks", "hosts", "size", "time", "lowest", "highest", "bandwidth", "bus")
 _CLOCK = "{} read on every rank between trials; the time of a call is the slowest rank's"
 
 
@@ -114,7 +125,7 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
 
         def tell_line(done: int, total: int, size: int) -> None:
             if done % (total // sizes) == 0:
-                session.say(f"measured {show_size(size)} ({done} of {total} points)")
+                session.say(f"measured {units.size(size)} ({done} of {total} points)")
 
         yield tell_line
         return
@@ -124,6 +135,89 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
         task = bar.add_task("measuring")
 
         def tell(done: int, total: int, size: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"measured {show_size(size)}", refresh=True)
+            bar.update(task, completed=done, total=total, description=f"measured {units.size(size)}", refresh=True)
 
         yield tell
+
+
+def print_points(results: Results) -> None:
+    """A row for every message: the median time of a call, its spread over trials, and bandwidths."""
+    order = {operation: place for place, operation in enumerate(BUS_FACTORS)}
+    points = sorted(results.points, key=lambda point: (order[point.operation], point.ranks, point.bytes))
+    units.print_table(_TITLES, [_row(point) for point in points])
+    print("sizes in powers of 1024, rates in powers of 1000; time: median of trials, of the slowest rank")
+
+
+def _row(point: Measured) -> list[str]:
+    times = (point.seconds, min(point.trials_seconds), max(point.trials_seconds))
+    rates = (point.bytes_per_second, point.bus_bytes_per_second)
+    numbers = [point.operation, str(point.ranks), str(point.hosts), units.size(point.bytes)]
+    return [*numbers, *map(_time, times), *map(units.bandwidth, rates)]
+
+
+def describe(results: Results) -> Iterator[str]:
+    """What was dropped, the fits, and what links between hosts carry."""
+    for operation, ranks in dict.fromkeys((each.operation, each.ranks) for each in results.dropped):
+        sizes = [each for each in results.dropped if (each.operation, each.ranks) == (operation, ranks)]
+        yield (
+            f"dropped: {operation} on {ranks} ranks of {', '.join(units.size(each.bytes) for each in sizes)}: "
+            f"a call may take {_time(sizes[0].expected_seconds)} or more. Give more time with --seconds."
+        )
+    lines = list(results.lines())
+    for point, line in lines:
+        yield _describe_line(point, line)
+    if not lines:
+        yield "no fit: it needs two sizes of messages."
+    for model in results.models():
+        yield from _describe_model(model)
+    if any(line.blend > 1 for _, line in lines):
+        yield "(blended, as bytes hide some of the latency: t^p = latency^p + (bytes / bandwidth)^p)"
+    if link := results.fastest_between_hosts():
+        payload = link.bus_bytes_per_second
+        yield (
+            f"links between hosts carry {units.bandwidth(payload)} of payload ({link.operation} of "
+            f"{units.size(link.bytes)}, {link.ranks} ranks): {wire_bits_per_second(payload) / 1e9:.3f} Gbit/s with "
+            "headers, if it is TCP over Ethernet at MTU 1500 "
+            f"({FRAME_BYTES} bytes for {FRAME_PAYLOAD_BYTES})"
+        )
+
+
+def _describe_line(point: Measured, line: Line) -> str:
+    hosts = units.count(point.hosts, "host")
+    bus = units.bandwidth(BUS_FACTORS[point.operation](point.ranks) * line.bytes_per_second)
+    text = (
+        f"{point.operation} on {point.ranks} ranks, {hosts}: {_time(line.latency_seconds)} + bytes / "
+        f"{units.bandwidth(line.bytes_per_second)} (bus {bus}), {_describe_residual(line.sum_residual)}"
+    )
+    return text if line.blend == 1 else f"{text}; blended with p={line.blend} {_describe_residual(line.residual)}"
+
+
+def _describe_model(model: Model) -> Iterator[str]:
+    for regime in model.regimes:
+        ranks = ", ".join(map(str, regime.measured_ranks))
+        place = "several hosts" if regime.across_hosts else "one host"
+        yield (
+            f"model of {model.operation} on n ranks of {place}: {regime.form}, {_describe_terms(regime)}, "
+            f"p={regime.blend}, from {ranks} ranks, {_describe_residual(regime.residual)}"
+        )
+
+
+def _describe_terms(regime: Regime) -> str:
+    """The numbers of a model; a rate is that of the bytes which the form has a link carry."""
+    terms = [f"{_time(regime.base_seconds)} + {_time(regime.step_seconds)} a step"]
+    if regime.own_seconds_per_byte:
+        terms.append(f"{units.bandwidth(1 / regime.own_seconds_per_byte)} a link")
+    if regime.shared_seconds_per_byte:
+        terms.append(f"{units.bandwidth(1 / regime.shared_seconds_per_byte)} shared by all ranks")
+    return ", ".join(terms)
+
+
+def _describe_residual(residual: Residual) -> str:
+    if residual.points == 2:
+        return "through 2 points: nothing is left to check it with"
+    rms, worst = units.percent(residual.rms, 1), units.percent(residual.worst, 1)
+    return f"off by {rms} (rms), {worst} at worst, over {residual.points} points"
+
+
+def _time(seconds: float) -> str:
+    return units.duration(seconds, keep_zeros=True)

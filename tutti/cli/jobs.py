@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from tutti import units
 from tutti.cli.options import Account, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
-from tutti.cli.tables import print_table
 from tutti.errors import FolderError
 from tutti.launch.cluster.requeue import begin as begin_job
 from tutti.launch.cluster.requeue import ended_early, finish, start_again
@@ -19,7 +19,6 @@ from tutti.launch.cluster.status import Status, cancel_job, choose, follow_outpu
 from tutti.launch.cluster.submission import hand_in, prepare
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, describe, find_jobs
-from tutti.runs.screen import show_number
 
 app = typer.Typer()
 
@@ -121,7 +120,8 @@ def status(
         print(f"no submitted runs in {out}")
         return
     titles = ("job", "recipe", "state", "starts", "step", "metrics", "run folder")
-    print_table(titles, (_row(look(run)) for run in found), numbers=("starts", "step"))
+    left = [title for title in titles if title not in ("starts", "step")]
+    units.print_table(titles, (_row(look(run)) for run in found), left)
 
 
 @app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n8 --rank 3"))
@@ -166,7 +166,8 @@ def _print_one(status: Status) -> None:
     left = known.seconds_left if known else None
     time_left = f", {show_time(max(0, left))} left" if left is not None else ""
     print(f"run folder  {status.folder.path}")
-    print(f"recipe      {job.recipe} on {job.resources['nodes']} node(s), {job.resources['ranks']} rank(s)")
+    nodes, ranks = units.count(job.resources["nodes"], "node"), units.count(job.resources["ranks"], "rank")
+    print(f"recipe      {job.recipe} on {nodes}, {ranks}")
     print(f"job         {job.scheduler} {job.ids[-1] if job.ids else '?'} at {job.site}, submitted {job.submitted}")
     print(f"state       {status.state}{detail}{time_left}")
     print(f"starts      {len(job.attempts)} of at most {job.max_requeues + 1}")
@@ -199,10 +200,10 @@ def _steps(status: Status) -> str:
 def _progress(status: Status) -> str:
     if not status.total_steps:
         return "no step yet"
-    return f"step {_steps(status)} ({status.step / status.total_steps:.1%})"
+    return f"step {_steps(status)} ({units.percent(status.step / status.total_steps, 1)})"
 
 
 def _metrics(status: Status) -> str:
     """The losses and metrics of the last thing the run has written."""
     results = {k: v for k, v in status.last_event.items() if k.endswith("loss") or k.startswith(("train_", "valid_"))}
-    return "  ".join(f"{name.replace('_', ' ')} {show_number(name, value)}" for name, value in results.items())
+    return "  ".join(f"{name.replace('_', ' ')} {units.metric(name, value)}" for name, value in results.items())

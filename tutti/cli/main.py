@@ -12,28 +12,10 @@ from typer.core import TyperCommand, TyperGroup
 import tutti
 from tutti.errors import TuttiError
 
-MODULES = {  # the module of each command, in the order of `tutti --help`
-    "train": "train",
-    "run": "run",
-    "doctor": "doctor",
-    "bench": "bench",
-    "tune": "tune",
-    "profile": "profile",
-    "scale": "scale",
-    "sweep": "sweep",
-    "report": "report",
-    "show": "show",
-    "list": "show",
-    "runs": "runs",
-    "compare": "runs",
-    "board": "board",
-    "submit": "jobs",
-    "requeue": "jobs",
-    "status": "jobs",
-    "logs": "jobs",
-    "cancel": "jobs",
-    "data": "data",
-}
+# The module of each command, in the order of `tutti --help`.
+MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "profile", "scale", "sweep", "report")}
+MODULES |= {"show": "show", "list": "show", "runs": "runs", "compare": "runs", "board": "board"}
+MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts
 MARKUP = "markdown"
 

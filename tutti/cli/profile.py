@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from tutti import units
 from tutti.bench.trace.horovod import read_tensors, read_timeline, write_horovod_summary
 from tutti.bench.trace.steps import DEFAULT_STEPS, Asked, parse_steps
 from tutti.cli.options import Ranks, examples
@@ -140,6 +141,6 @@ def _tell(script: str, folder: RunFolder, ranks: int) -> None:
             f"{script} left no operation in a timeline: expected a script that calls hvd.init() and operations of "
             f"horovod or tutti.horovod. What it printed is in {folder.logs}."
         )
-    text = write_horovod_summary(f"{script} on {ranks} rank(s)", tensors)
+    text = write_horovod_summary(f"{script} on {units.count(ranks, 'rank')}", tensors)
     write_durably(folder.path / "summary.txt", text)
     print(f"\n{text}\ntimeline:   {path} (open it at https://ui.perfetto.dev)\nrun folder: {folder.path}", flush=True)

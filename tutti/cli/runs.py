@@ -1,18 +1,18 @@
 """`tutti runs` and `tutti compare`: run folders as a table, and side by side."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tutti import units
 from tutti.cli.options import RunsFolder, examples
-from tutti.cli.tables import print_table, show_seconds
 from tutti.errors import ConfigError, FolderError, nearest
 from tutti.report.runs import RunOutcome, difference_rows, read_run, result_rows
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import RunSummary, find_run, find_runs, name_runs
-from tutti.runs.screen import show_number
 
 _TITLES = ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "batch", "time", "run folder")
 _ORDERS: dict[str, Callable[[RunSummary], str | float | None]] = {
@@ -46,7 +46,7 @@ def runs(
         of = f" of {recipe!r}" if recipe else ""
         print(f"no runs{of} in {out}")
         return
-    print_table(_TITLES, map(_row, _sorted(found, sort)), numbers=("ranks", "epochs", "samples/s", "batch", "time"))
+    units.print_table(_TITLES, map(_row, _sorted(found, sort)), left=("recipe", "state", "metrics", "run folder"))
 
 
 def _sorted(runs: list[RunSummary], order: str) -> list[RunSummary]:
@@ -64,10 +64,10 @@ def _sorted(runs: list[RunSummary], order: str) -> list[RunSummary]:
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:
-    metrics = "  ".join(f"{name.removeprefix('valid_')} {show_number(name, v)}" for name, v in run.metrics.items())
-    rate = "" if run.samples_per_second is None else f"{run.samples_per_second:,.0f}"
-    batch = "" if run.global_batch is None else f"{run.global_batch:,}"
-    time = "" if run.training_seconds is None else show_seconds(run.training_seconds)
+    metrics = "  ".join(f"{name.removeprefix('valid_')} {units.metric(name, v)}" for name, v in run.metrics.items())
+    rate = "" if run.samples_per_second is None else units.number(run.samples_per_second)
+    batch = "" if run.global_batch is None else units.count(run.global_batch)
+    time = "" if run.training_seconds is None else units.duration(run.training_seconds, keep_zeros=True)
     return run.recipe, run.state, str(run.ranks), str(run.epochs), metrics, rate, batch, time, str(run.folder.path)
 
 
@@ -110,11 +110,11 @@ def _find(given: Sequence[str], out: Path) -> list[RunFolder]:
 def _print_side_by_side(runs: dict[str, RunOutcome], folders: list[str]) -> None:
     titles = ["", *runs]
     differences = difference_rows([*runs.values()])
-    results = result_rows([*runs.values()], show_seconds)
+    results = result_rows([*runs.values()], partial(units.duration, keep_zeros=True))
     blank = [""] * len(titles)
     rows = [[row.title, *row.texts] for row in differences] or [["nothing differs", *blank[1:]]]
     rows += [blank, *([row.title, *row.texts] for row in results), blank, ["run folder", *folders]]
-    print_table(titles, rows, numbers=())
+    units.print_table(titles, rows, left=titles)
 
 
 def _check_plot(plot: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from tutti import units
 from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.config import options, parts
 from tutti.config.load import Resolved, resolve
@@ -89,17 +89,18 @@ def _print_values(console: Console, resolved: Resolved) -> None:
 
 
 def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    passes = f"{plan.passes} x {plan.micro_batch}"
-    table.add_row("global batch", f"{plan.global_batch} = {plan.world_size} rank(s) x {plan.per_rank_batch} ({passes})")
-    steps = f"{plan.epochs} epochs x {plan.steps_per_epoch:,}"
+    ranks = units.count(plan.world_size, "rank")
     of = "at most, of" if plan.max_steps else "="
-    table.add_row("steps", f"{plan.total_steps:,} {of} {steps}")
-    warmup = f", after {schedule.warmup_steps:,} steps of warm-up" if schedule.warmup_steps else ""
+    warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
-    table.add_row("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last")
-    console.print(f"\n[bold]on {plan.world_size} rank(s)[/]")
-    console.print(table)
+    rows = (
+        ("global batch", f"{plan.global_batch} = {ranks} x {plan.per_rank_batch} ({plan.passes} x {plan.micro_batch})"),
+        ("steps", f"{plan.total_steps:,} {of} {units.count(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
+        ("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last"),
+    )
+    console.print(f"\n[bold]on {ranks}[/]")
+    for line in units.table(("", ""), rows, left=("",))[1:]:
+        console.print(Text(line))
 
 
 def _train_samples(config: RunConfig, needed: bool) -> int | None:

@@ -2,28 +2,40 @@
 
 import contextlib
 import os
+import shlex
 import signal
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from tutti import units
 from tutti.cli.ranks import terminate
-from tutti.cli.study_progress import StudyProgress
-from tutti.cli.study_table import show_study
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, Interrupted
 from tutti.launch import local
 from tutti.launch.cluster.resources import Wishes
 from tutti.runs.record import now, versions
+from tutti.runs.step_parts import StepPart
+from tutti.study.analysis import Analysis, Setting, analyse
 from tutti.study.checking import Checked
-from tutti.study.definition import Definition, Goal, Kind, Mode, StudyFolder, read_definition, read_state
+from tutti.study.definition import Definition, Goal, Kind, Mode, Point, State, StudyFolder, read_definition, read_state
 from tutti.study.executors import Executor, Local, check_at_once, check_room, choose_executor
 from tutti.study.folder import find_study, held, make_study
 from tutti.study.goals import describe
-from tutti.study.running import run_study
+from tutti.study.outcome import Outcome, read_outcomes
+from tutti.study.run_figures import RunFigures, Summary, read_figures, summarise
+from tutti.study.running import Place, run_study
+from tutti.study.series import value_words
 from tutti.study.submitted import look_at_jobs, prepare_jobs, submit_missing, write_jobs
+
+_REASON_LENGTH = 80  # characters of a reason in a line
 
 
 @dataclass(frozen=True)
@@ -194,3 +206,152 @@ def _submit(folder: StudyFolder, definition: Definition, retry: bool) -> None:
     show_study(folder, definition)
     if any(read_state(folder, point.id).state not in ("finished", "failed") for point in definition.points):
         print(f"follow: tutti {definition.kind} --resume {folder.path}")
+
+
+class StudyProgress:
+    """Tells the points of a study; drawn when one begins or ends only, so that nothing runs beside a measurement."""
+
+    def __init__(self, folder: StudyFolder, definition: Definition, at_once: int) -> None:
+        self._folder, self._definition, self._at_once = folder, definition, at_once
+        self._seconds: list[float] = []
+        self._width = max(len(point.id) for point in definition.points)
+        self._bar: Progress | None = None
+        if sys.stdout.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[left]}"))
+            self._bar = Progress(*columns, console=Console(file=sys.stdout), transient=True, auto_refresh=False)
+
+    def __enter__(self) -> "StudyProgress":
+        if self._bar:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=len(self._definition.points), left="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def begins(self, place: Place) -> None:
+        if self._bar:
+            text = f"point {place.number} of {place.of}: {place.point.id}"
+            done = len(self._seconds)
+            left = self._left(place.of - done)
+            self._bar.update(self._task, description=text, completed=done, total=place.of, left=left, refresh=True)
+
+    def ended(self, place: Place, state: State, seconds: float) -> None:
+        self._seconds.append(seconds)
+        words = [f"point {place.number:>{len(str(place.of))}} of {place.of}", f"{place.point.id:<{self._width}}"]
+        words += (
+            self._gave(place.point) if state.state == "finished" else [f"{state.state}: {_short(state.reason or '')}"]
+        )
+        words += [units.duration(seconds), self._left(place.of - len(self._seconds))]
+        line = "  ".join(word for word in words if word)
+        if self._bar:
+            self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
+
+    def _gave(self, point: Point) -> list[str]:
+        """What a run has come to."""
+        outcome = read_outcomes(self._folder, replace(self._definition, points=(point,)))[0]
+        figures = read_figures(outcome, self._definition.goal)
+        words = [f"{units.number(figures.speed.median, keep_zeros=True)} samples/s"] if figures.speed else []
+        if self._definition.goal.kind != "steps":
+            words += [f"{name.replace('_', ' ')} {units.metric(name, v)}" for name, v in figures.final.items()]
+        return words + ([f"collapsed: {figures.collapse}"] if figures.collapse else [])
+
+    def _left(self, points: int) -> str:
+        if not points or not self._seconds:
+            return ""
+        seconds = round(statistics.median(self._seconds) * points / self._at_once)
+        return f"about {seconds // 60}:{seconds % 60:02d} left"
+
+
+def _short(reason: str) -> str:
+    """The beginning of a reason; the whole of it is told at the end."""
+    return reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]} ..."
+
+
+def show_study(folder: StudyFolder, definition: Definition) -> None:
+    """Print how a study stands; of one that has ended, write the report, and print what it concludes."""
+    print_study(definition, read_outcomes(folder, definition))
+    states = {point.id: read_state(folder, point.id) for point in definition.points}
+    failed = {name: state for name, state in states.items() if state.state == "failed"}
+    for name, state in failed.items():
+        print(f"failed: {name}: {state.reason}")
+    if failed:
+        again = shlex.join(["tutti", definition.kind, "--resume", str(folder.path), "--retry"])
+        print(f"run what failed again: {again}")
+    print(f"\nstudy folder: {folder.path}", flush=True)
+    print(f"report: {_write_report(folder, {state.state for state in states.values()})}", flush=True)
+
+
+def _write_report(folder: StudyFolder, states: set[str]) -> str:
+    """The page of a study that has ended; the command that makes one before."""
+    if "finished" not in states or not states <= {"finished", "failed"}:
+        return f"tutti report {folder.path}"
+    from tutti.report.study.write import write_report
+
+    written = write_report(folder.path)
+    print("\n".join(["", *written.conclusions, ""]))
+    return str(written.page)
+
+
+def print_study(definition: Definition, outcomes: Sequence[Outcome]) -> None:
+    """Print what all points came to, repeats together."""
+    analysis = analyse(definition, outcomes)
+    rows = [_row(analysis, setting) for setting in analysis.settings]
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    words = {"state", *(key for key in analysis.settings[0].values if key != "ranks")}
+    print()
+    units.print_table(titles, [[row[title] for title in titles] for row in rows], left=words)
+
+
+def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
+    """By title; a column that is empty in all rows is left out."""
+    among = [each.values for each in analysis.settings]
+    row = {key: value_words(value, [each.get(key) for each in among]) for key, value in setting.values.items()} | {
+        "ranks": str(setting.ranks)
+    }
+    batch = setting.plan.get("global_batch")
+    row["global batch"] = "" if batch is None or "batch.global" in row else f"{batch:,}"
+    row["state"] = _describe_state(setting)
+    speed = setting.speed
+    row["samples/s"] = units.number(speed.median, keep_zeros=True) if speed else ""
+    row["spread"] = _spread(setting.finished)
+    point = analysis.scaling.at(setting.ranks) if analysis.scaling else None
+    row["efficiency"] = units.percent(point.efficiency.value) if point else ""
+    exchange = point.share_estimates.get(StepPart.COMMUNICATION) if point and setting.ranks > 1 else None
+    row["communication"] = units.percent(exchange.value) if exchange else ""
+    metric = analysis.metric
+    if metric is not None and analysis.definition.goal.kind != "steps":
+        row[metric.replace("_", " ")] = _metric(metric, setting.final(metric))
+        to = " to target" if analysis.definition.goal.target is not None else ""
+        steps, seconds = setting.steps_to_goal(), setting.seconds_to_goal()
+        row[f"steps{to}"] = units.number(steps.median) if steps else ""
+        row[f"seconds{to}"] = f"{seconds.median:,.1f}" if seconds else ""
+    return row
+
+
+def _describe_state(setting: Setting) -> str:
+    """The state that all runs share, or how many have which."""
+    states = [run.outcome.state.state for run in setting.runs]
+    kinds = list(dict.fromkeys(states))
+    words = kinds[0] if len(states) == 1 else ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)
+    collapsed = [run for run in setting.collapsed if run.outcome.is_finished]
+    return f"{words}, {len(collapsed)} collapsed" if collapsed else words
+
+
+def _spread(runs: Sequence[RunFigures]) -> str:
+    """The standard deviation of repeats, or of the windows of one run."""
+    speeds = [run.speed for run in runs if run.speed]
+    found = summarise([speed.median for speed in speeds]) if len(speeds) > 1 else next(iter(speeds), None)
+    return units.percent(found.deviation / found.mean, 1) if found and found.n > 1 else ""
+
+
+def _metric(name: str, found: Summary | None) -> str:
+    """The mean, with the least and the largest where there are several."""
+    if found is None:
+        return ""
+    if found.n == 1:
+        return units.metric(name, found.mean)
+    return units.interval(partial(units.metric, name), found.mean, found.low, found.high)

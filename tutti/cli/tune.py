@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tutti import units
 from tutti.bench.ladder import ALLOWED, Rung
 from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.cli.ranks import StatusLine, is_rank, on_ranks, place
-from tutti.cli.tables import print_table
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
@@ -100,11 +100,11 @@ def _show_rung(rung: Rung) -> None:
 
 def _line(rung: Rung) -> str:
     if rung.before is None and rung.after is not None:
-        spread = f"spread {100 * rung.after.relative_spread:.0f} %"
-        return f"{rung.name}: {rung.after.median:,.0f} samples/s ({spread})"
+        spread = f"spread {units.percent(rung.after.relative_spread)}"
+        return f"{rung.name}: {units.number(rung.after.median)} samples/s ({spread})"
     if rung.before is None or rung.after is None:
         return f"{rung.name}: {rung.outcome}"
-    speeds = f"{rung.before.median:,.0f} -> {rung.after.median:,.0f} samples/s"
+    speeds = f"{units.number(rung.before.median)} -> {units.number(rung.after.median)} samples/s"
     return f"{rung.name}: {speeds}, {rung.gain or 1:.2f} times: {rung.outcome}"
 
 
@@ -116,7 +116,8 @@ def _show(tuned: "Tuned", recipe: str) -> None:
     ladder = tuned.ladder
     titles = ["rung", "overrides", "before", "after", "gain", "outcome"]
     print()
-    print_table(titles, [_row(number, rung) for number, rung in enumerate(ladder.rungs)], ["rung", *titles[2:5]])
+    rows = [_row(number, rung) for number, rung in enumerate(ladder.rungs)]
+    units.print_table(titles, rows, left=("overrides", "outcome"))
     if tuned.spent:
         print("\nthe time is spent before all was tried: more with --minutes")
     left = ladder.left()
@@ -131,5 +132,5 @@ def _kept(tuned: "Tuned") -> list[str]:
 
 
 def _row(number: int, rung: Rung) -> list[str]:
-    before, after = (f"{figure.median:,.0f}" if figure else "" for figure in (rung.before, rung.after))
+    before, after = (units.number(figure.median) if figure else "" for figure in (rung.before, rung.after))
     return [str(number), rung.name, before, after, f"{rung.gain:.2f}" if rung.gain else "", rung.outcome]

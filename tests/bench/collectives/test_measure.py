@@ -9,6 +9,7 @@ import namespaces
 import pytest
 from conftest import Finished, Tutti, environment
 
+from tutti import units
 from tutti.bench.collectives.measure import affordable, rank_counts
 from tutti.bench.collectives.results import (
     DEFAULT_SIZES,
@@ -20,8 +21,7 @@ from tutti.bench.collectives.results import (
     show_size,
 )
 from tutti.cli import collectives
-from tutti.cli.collective_words import describe, print_points, show_rate, show_seconds
-from tutti.cli.collectives import bench_collectives
+from tutti.cli.collectives import bench_collectives, describe, print_points
 from tutti.errors import ConfigError, LaunchError, TuttiError
 from tutti.report.collectives import draw_collectives
 
@@ -63,8 +63,13 @@ def test_what_is_too_dear_is_left_out_dearest_first() -> None:
 
 
 def test_times_and_rates_have_three_digits_and_a_unit() -> None:
-    assert [show_seconds(each) for each in (2.0, 0.0123, 4.56e-5, 0.0)] == ["2.00 s", "12.3 ms", "45.6 us", "0 us"]
-    assert [show_rate(each) for each in (1.2e9, 119.4e6, 999.0)] == ["1.20 GB/s", "119 MB/s", "999 B/s"]
+    assert [units.duration(each, keep_zeros=True) for each in (2.0, 0.0123, 4.56e-5, 0.0)] == [
+        "2.00 s",
+        "12.3 ms",
+        "45.6 us",
+        "0 us",
+    ]
+    assert [units.bandwidth(each) for each in (1.2e9, 119.4e6, 999.0)] == ["1.20 GB/s", "119 MB/s", "999 B/s"]
 
 
 def test_bandwidths_follow_the_convention_of_nccl_tests() -> None:
@@ -79,10 +84,11 @@ def test_the_report_says_what_was_dropped_the_fits_and_the_rate_of_the_link(caps
     print_points(results)
     lines = list(describe(results))
     table = capsys.readouterr().out
-    assert "all_reduce      4      2  64 MB" in table
+    assert "all_reduce      4      2  64 MiB" in table
     assert "sizes in powers of 1024, rates in powers of 1000" in table
     assert lines[0] == (
-        "dropped: all_reduce on 4 ranks of 256 MB, 1 GB: a call may take 4.00 s or more. Give more time with --seconds."
+        "dropped: all_reduce on 4 ranks of 256 MiB, 1 GiB: a call may take 4.00 s or more. "
+        "Give more time with --seconds."
     )
     assert lines[1].startswith("all_reduce on 2 ranks, 1 host: 200 us + bytes / 2.00 GB/s (bus 2.00 GB/s), off by 0.0%")
     assert lines[2].startswith("all_reduce on 4 ranks, 2 hosts: 600 us + bytes / 79.7 MB/s (bus 120 MB/s), off by 0.0%")
@@ -91,7 +97,7 @@ def test_the_report_says_what_was_dropped_the_fits_and_the_rate_of_the_link(caps
     )
     assert lines[4].startswith("model of all_reduce on n ranks of several hosts: ring, 0 us + 100 us a step, 120 MB/s")
     assert lines[5].startswith(
-        "links between hosts carry 119 MB/s of payload (all_reduce of 64 MB, 4 ranks): 0.999 Gbit/s"
+        "links between hosts carry 119 MB/s of payload (all_reduce of 64 MiB, 4 ranks): 0.999 Gbit/s"
     )
     assert "MTU 1500 (1514 bytes for 1448)" in lines[5]
 
