@@ -1,16 +1,15 @@
 """Which rank this process is: one module for each launcher, and `discover`, which asks them."""
 
 from tutti.errors import LaunchError
-from tutti.ranks.environments import horovod, mpich, open_mpi, slurm, solo, torchrun
+from tutti.ranks.environments import horovod, mpich, open_mpi, slurm, torchrun
 from tutti.ranks.placement import Environment, Placement, number
 
 # Inner launchers first. Under mpirun or torchrun in an allocation, Slurm's variables are those of the daemon.
 _INNER = (torchrun, horovod, open_mpi, mpich)
-_OUTER = (slurm, solo)
 
 
 def discover(env: Environment) -> Placement:
-    """This process's place in its run."""
+    """Return the placement of this process according to the variables of its launcher; one rank if there is none."""
     present = [reader for reader in _INNER if reader.is_present(env)]
     found = [reader.read(env).checked() for reader in present]
     for other in found[1:]:
@@ -22,7 +21,7 @@ def discover(env: Environment) -> Placement:
             )
     if found:
         return found[0]
-    return next(reader.read(env).checked() for reader in _OUTER if reader.is_present(env))
+    return slurm.read(env).checked() if slurm.is_present(env) else Placement(launcher="none")
 
 
 def _agree(inner: Placement, outer: Placement, env: Environment) -> bool:
