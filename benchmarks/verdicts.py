@@ -8,7 +8,7 @@ Claim: at least 19 of 20 verdicts are right, and no run without a fault is confi
 - Each is measured as `tutti bench` does it, with few and short trials: 5 of 2 seconds in all, mostly. Cases with the
   same number of ranks are measured one after another in the same processes, with one thread a rank.
 - A verdict is right if it names what was injected (and, where more loader processes help, offers them). Of a healthy
-  run nothing may be said but "computing", "balanced" or "unclear"; of one whose trials disagree only "unclear".
+  run nothing may be said but "compute", "balanced" or "unclear"; of one whose trials disagree only "unclear".
 
 It needs nothing but this repository, and takes about 5 minutes. `--write docs/bench.md` puts the table into that page.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LEAST_SCORE = 0.95
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 HEAD = ("case", "ranks", "injected", "verdict", "shares of a step", "right")
-SHORT = {"reading": "read", "computing": "compute", "communication": "communicate", "slow rank": "slow rank"}
+SHORT = {"data loading": "read", "compute": "compute", "communication": "communicate", "straggler": "straggler"}
 
 
 def main() -> None:

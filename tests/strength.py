@@ -245,7 +245,7 @@ FAULTS = (
     Fault(
         name="late-clock-missed",
         package="doctor",
-        file="doctor/compare.py",
+        file="doctor/findings.py",
         text="if abs(offset) > CLOCK_SECONDS",
         replacement="if offset > CLOCK_SECONDS",
         wrong="A host whose clock is behind is not reported.",
@@ -308,10 +308,10 @@ FAULTS = (
     Fault(
         name="update-left-out",
         package="bench",
-        file="bench/shares.py",
-        text='COMPUTING = ("forward", "backward", "update")',
-        replacement='COMPUTING = ("forward", "backward")',
-        wrong="The time of the optimizer is missing in the share of computing.",
+        file="runs/step_parts.py",
+        text="(StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)",
+        replacement="(StepPart.FORWARD, StepPart.BACKWARD)",
+        wrong="The time of the optimizer is missing in the share of compute.",
         tests=("bench/test_shares.py", "bench/test_verdict.py"),
     ),
     Fault(

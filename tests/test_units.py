@@ -39,6 +39,7 @@ def test_counts_have_commas_and_their_noun() -> None:
 
 def test_shares_are_percent_without_a_space() -> None:
     assert [units.percent(0.1234), units.percent(0.1234, 1), units.percent(1.0)] == ["12%", "12.3%", "100%"]
+    assert units.percent(-1e-9) == "0%"
 
 
 def test_sizes_are_in_powers_of_1024() -> None:
@@ -53,7 +54,7 @@ def test_rates_say_whether_they_are_bytes_or_bits() -> None:
         "999 B/s",
         "0.5 B/s",
     ]
-    assert [units.bit_rate(each) for each in (2.5e6, 25e6, 1.25e9)] == ["20 Mbit/s", "200 Mbit/s", "10.0 Gbit/s"]
+    assert [units.bit_rate(each) for each in (2.5e6, 25e6, 1.25e9)] == ["20 Mbit/s", "200 Mbit/s", "10 Gbit/s"]
 
 
 def test_an_interval_shows_its_ends_like_its_value() -> None:

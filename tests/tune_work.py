@@ -57,16 +57,16 @@ class TwoMeasurements:
 def climb(recipe: str, out: str, write: str) -> None:
     """Tune as the only rank, one rung high, and print what came out."""
     tune.Budget = TwoMeasurements  # pyright: ignore[reportAttributeAccessIssue]
-    asked = tune.Asked(recipe, (f"out={out}",), 0.1, (), Path(write))
+    asked = tune.TuneRequest(recipe, (f"out={out}",), 0.1, (), Path(write))
     shown: list[str] = []
     tuned = tune.tune(asked, discover(os.environ), None, lambda _: None, lambda rung: shown.append(rung.name))
-    last = tuned.ladder.rungs[-1]
-    print(json.dumps({"kept": tuned.ladder.kept, "gain": last.gain, "shown": shown, "folder": str(tuned.folder.path)}))
+    last = tuned.search.tried[-1]
+    print(json.dumps({"kept": tuned.search.kept, "gain": last.gain, "shown": shown, "folder": str(tuned.folder.path)}))
 
 
 def fail(recipe: str, out: str, overrides: list[tuple[str, ...]]) -> list[str]:
     """Try what cannot be measured, as this rank."""
-    asked = tune.Asked(recipe, (), 1.0, (), None)
+    asked = tune.TuneRequest(recipe, (), 1.0, (), None)
     with open_session("tune", resolve(recipe, [f"out={out}"]).config, discover(os.environ)) as session:
         outcomes = [tune._try(session, asked, each, Suggestion(each, "because"), lambda _: None) for each in overrides]
         return [each if isinstance(each, str) else "measured" for each in outcomes]

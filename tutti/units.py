@@ -25,7 +25,7 @@ def count(value: float, noun: str = "") -> str:
 
 def percent(share: float, digits: int = 0) -> str:
     """A share of a whole in percent: `93.4%`."""
-    return f"{share:.{digits}%}"
+    return f"{share:z.{digits}%}"  # z: no minus sign before a zero
 
 
 def duration(seconds: float, keep_zeros: bool = False) -> str:
@@ -50,9 +50,9 @@ def bandwidth(bytes_per_second: float) -> str:
 
 
 def bit_rate(bytes_per_second: float) -> str:
-    """The speed of a network link: `10.0 Gbit/s`."""
+    """The speed of a network link: `10 Gbit/s`."""
     megabits = bytes_per_second * 8e-6
-    return f"{number(megabits / 1e3, keep_zeros=True)} Gbit/s" if megabits >= 1000 else f"{number(megabits)} Mbit/s"
+    return f"{number(megabits / 1e3)} Gbit/s" if megabits >= 1000 else f"{number(megabits)} Mbit/s"
 
 
 def interval(show: Callable[[float], str], value: float, low: float, high: float) -> str:

@@ -42,7 +42,7 @@ class Found:
 def score(found: Sequence[Found]) -> tuple[float, list[Found]]:
     """The share of verdicts that are right, and those that find a fault in a run that has none."""
     healthy = [each for each in found if each.case.right & HEALTHY]
-    wrong = [each for each in healthy if not each.is_right and each.bound not in HEALTHY - {"computing"}]
+    wrong = [each for each in healthy if not each.is_right and each.bound not in HEALTHY - {"compute"}]
     return sum(each.is_right for each in found) / len(found), wrong
 
 

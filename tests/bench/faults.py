@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-HEALTHY = frozenset({"computing", "balanced", "unclear"})  # of a run that has no fault nothing else may be said
+HEALTHY = frozenset({"compute", "balanced", "unclear"})  # of a run that has no fault nothing else may be said
 PARTS = "bench.fault_parts:"
 
 
@@ -65,7 +65,7 @@ def _reading() -> list[Case]:
             f"slow batches {milliseconds} ms, {ranks} rank{'s' if ranks > 1 else ''}",
             "slow reads",
             f"every batch waits {milliseconds} ms",
-            only("reading"),
+            only("data loading"),
             recipe(data("Sleeping", seconds=milliseconds / 1000), layers(256)),
             ranks=ranks,
         )
@@ -76,7 +76,7 @@ def _reading() -> list[Case]:
             f"slow decoding x{steps}, {ranks} rank{'s' if ranks > 1 else ''}",
             "slow reads",
             f"a batch costs {steps} times the arithmetic of a step",
-            only("reading"),
+            only("data loading"),
             recipe(data("Decoding", width=512, depth=4, steps=steps), layers(512, 4), 128),
             ranks=ranks,
         )
@@ -87,7 +87,7 @@ def _reading() -> list[Case]:
             "slow files, no loader process",
             "slow reads",
             "every sample waits 2 ms",
-            only("reading"),
+            only("data loading"),
             recipe(data("SleepingSamples", seconds=0.002), layers(256), 16),
             suggests="data.workers",
         )
@@ -97,7 +97,7 @@ def _reading() -> list[Case]:
             f"{workers} loader process{'es' if workers > 1 else ''}",
             "too few loader workers",
             f"every sample waits {milliseconds} ms, {workers} read",
-            only("reading"),
+            only("data loading"),
             recipe(data("SleepingSamples", seconds=milliseconds / 1000, workers=workers), layers(256), 16),
             suggests="data.workers",
             seconds=3.0,
@@ -111,9 +111,9 @@ def _slow_ranks() -> list[Case]:
         [
             Case(
                 f"rank 1 of {ranks} computes x{1 + extra}",
-                "slow rank",
+                "straggler",
                 f"rank 1 does the arithmetic of {extra} more steps",
-                only("slow rank"),
+                only("straggler"),
                 recipe(data(), layers(512, 4, slow_rank=1, extra_steps=extra), 256),
                 ranks=ranks,
             )
@@ -122,9 +122,9 @@ def _slow_ranks() -> list[Case]:
         + [
             Case(
                 f"rank {rank} of {ranks} waits {milliseconds} ms in its step",
-                "slow rank",
+                "straggler",
                 f"rank {rank} sleeps in its forward pass",
-                only("slow rank"),
+                only("straggler"),
                 recipe(data(), layers(256, slow_rank=rank, sleeps=milliseconds / 1000), 32),
                 ranks=ranks,
             )
@@ -133,9 +133,9 @@ def _slow_ranks() -> list[Case]:
         + [
             Case(
                 f"rank {rank} of {ranks} reads slowly, {milliseconds} ms",
-                "slow rank",
+                "straggler",
                 f"batches of rank {rank} wait {milliseconds} ms",
-                only("slow rank"),
+                only("straggler"),
                 recipe(data("Sleeping", seconds=milliseconds / 1000, on_rank=rank), layers(256), 32),
                 ranks=ranks,
             )

@@ -8,8 +8,8 @@ import pytest
 from conftest import Tutti
 from rank_jobs import run_ranks
 
+from tutti.bench.measure import bench, check, read_variants
 from tutti.bench.results import PARTS, PHASES, read_measurements
-from tutti.bench.run import bench, check, read_variants
 from tutti.errors import ConfigError
 from tutti.ranks.environments import discover
 

@@ -4,7 +4,8 @@ import pytest
 from made_up import by_rank, by_trial, made_up
 
 from tutti.bench.results import Ceilings, Measurement, Work
-from tutti.bench.shares import PATH, Figure, find_fractions, find_shares
+from tutti.bench.shares import Figure, find_fractions, find_shares
+from tutti.runs.step_parts import SHARES, StepPart
 
 WORK = Work(flops=1e9, bytes_moved=4e8, least_bytes=1e8, operators=100, synchronisations=0)
 
@@ -28,12 +29,12 @@ def test_figures_are_added_trial_by_trial() -> None:
 
 def test_the_parts_of_one_rank_are_the_step() -> None:
     shares = find_shares(made_up(data=0.3, computing=0.6, rest=0.1))
-    assert {name: pytest.approx(shares.share(name)) for name in PATH} == {
-        "reading": 0.3,
-        "computing": 0.6,
+    assert {name: pytest.approx(shares.share(name)) for name in SHARES} == {
+        "data loading": 0.3,
+        "compute": 0.6,
         "communication": 0.0,
-        "slow rank": 0.0,
-        "rest": 0.1,
+        "straggler": 0.0,
+        "other": 0.1,
     }
 
 
@@ -42,11 +43,11 @@ def test_computing_is_the_forward_pass_the_backward_pass_and_the_update() -> Non
     parts = {name: [[value]] for name, value in seconds.items()}
     shares = find_shares(made_up(trials=1, parts=parts, seconds={"whole": [[63.0]]}))
     assert {name: figure.median for name, figure in shares.path.items()} == {
-        "reading": 1.0,
-        "computing": 22.0,
+        "data loading": 1.0,
+        "compute": 22.0,
         "communication": 8.0,
-        "slow rank": 0.0,
-        "rest": 32.0,
+        "straggler": 0.0,
+        "other": 32.0,
     }
     assert [figure.median for figure in shares.own] == [23.0], "what a rank does without the others"
 
@@ -54,33 +55,33 @@ def test_computing_is_the_forward_pass_the_backward_pass_and_the_update() -> Non
 def test_the_exchange_is_what_the_last_rank_waits_for() -> None:
     shares = find_shares(made_up(ranks=3, computing=by_rank(1.0, 3.0, 1.0), communication=0.5))
     assert shares.path["communication"].median == pytest.approx(0.5)
-    assert shares.path["computing"].median == pytest.approx(1.0)
-    assert shares.path["slow rank"].median == pytest.approx(2.0)
+    assert shares.path["compute"].median == pytest.approx(1.0)
+    assert shares.path["straggler"].median == pytest.approx(2.0)
     assert shares.slowest == 1
     assert shares.slowest_in == (1,) * 5
-    assert shares.path["rest"].median == pytest.approx(0.0)
+    assert shares.path["other"].median == pytest.approx(0.0)
 
 
 def test_of_two_ranks_the_quicker_one_is_the_measure() -> None:
     shares = find_shares(made_up(ranks=2, data=by_rank(0.1, 0.7), computing=1.0))
-    assert shares.path["reading"].median == pytest.approx(0.1)
-    assert shares.path["slow rank"].median == pytest.approx(0.6)
+    assert shares.path["data loading"].median == pytest.approx(0.1)
+    assert shares.path["straggler"].median == pytest.approx(0.6)
 
 
 def test_what_is_measured_alone_and_not_seen_in_a_step_is_hidden() -> None:
     shares = find_shares(
         made_up(ranks=2, data=0.1, computing=1.0, communication=0.2, phases={"read": 0.9, "exchange": 0.5})
     )
-    assert shares.hidden("reading") == pytest.approx(0.8)
-    assert shares.hidden("communication") == pytest.approx(0.3)
+    assert shares.hidden(StepPart.DATA) == pytest.approx(0.8)
+    assert shares.hidden(StepPart.COMMUNICATION) == pytest.approx(0.3)
 
 
 def test_nothing_is_hidden_where_a_step_waits_longer_than_it_takes_alone() -> None:
-    assert find_shares(made_up(data=0.5, computing=1.0, phases={"read": 0.4})).hidden("reading") == 0.0
+    assert find_shares(made_up(data=0.5, computing=1.0, phases={"read": 0.4})).hidden(StepPart.DATA) == 0.0
 
 
 def test_one_rank_hides_no_communication() -> None:
-    assert find_shares(made_up(computing=1.0)).hidden("communication") is None
+    assert find_shares(made_up(computing=1.0)).hidden(StepPart.COMMUNICATION) is None
 
 
 def test_computing_is_compared_with_computing_alone() -> None:
@@ -152,5 +153,5 @@ def test_an_unknown_ceiling_gives_no_fraction(found: Measurement) -> None:
 @pytest.mark.parametrize("found", [made_up(), made_up(seconds={}, parts={}), made_up(ranks=2, parts={}, computing=1.0)])
 def test_partial_measurements_divide_by_nothing(found: Measurement) -> None:
     shares = find_shares(found)
-    assert all(shares.share(name) in (0.0, 1.0) for name in PATH)
+    assert all(shares.share(name) in (0.0, 1.0) for name in SHARES)
     assert shares.samples_per_second.median >= 0

@@ -33,66 +33,66 @@ def texts(bound: str, *settings: str, **values: Any) -> list[str]:
 
 def test_sources_nearer_to_the_device_come_first() -> None:
     nbody = {"recipe": "nbody", "device": "cuda", "sources": ("memory", "device", "disk")}
-    assert texts("reading", "data.source=disk", **nbody)[:2] == ["data.source=device", "data.source=memory"]
-    assert texts("reading", "data.source=memory", **nbody)[:1] == ["data.source=device"]
+    assert texts("data loading", "data.source=disk", **nbody)[:2] == ["data.source=device", "data.source=memory"]
+    assert texts("data loading", "data.source=memory", **nbody)[:1] == ["data.source=device"]
 
 
 @pytest.mark.parametrize("source", ["device", "auto", "synthetic"])
 def test_a_source_that_is_near_or_was_chosen_stays(source: str) -> None:
     given = texts(
-        "reading", f"data.source={source}", recipe="nbody", device="cuda", sources=("device", "memory", "disk")
+        "data loading", f"data.source={source}", recipe="nbody", device="cuda", sources=("device", "memory", "disk")
     )
     assert not [text for text in given if "source" in text]
 
 
 def test_sources_that_the_dataset_does_not_offer_are_not_suggested() -> None:
-    assert texts("reading", "data.source=disk", recipe="nbody", sources=("memory",))[0] == "data.source=memory"
+    assert texts("data loading", "data.source=disk", recipe="nbody", sources=("memory",))[0] == "data.source=memory"
 
 
 def test_as_many_loader_processes_as_hide_reading_come_first() -> None:
     values = {"batches_are_samples": True, "cores": 8, "data": 0.75, "computing": 0.25}
-    assert texts("reading", **values) == [f"data.workers={n}" for n in (4, 8, 16, 2)]
+    assert texts("data loading", **values) == [f"data.workers={n}" for n in (4, 8, 16, 2)]
 
 
 def test_loader_processes_are_counted_from_those_there_are() -> None:
     values = {"batches_are_samples": True, "cores": 8, "data": 0.5, "computing": 0.5}
-    assert texts("reading", "data.workers=4", **values)[:2] == ["data.workers=8", "data.workers=16"]
+    assert texts("data loading", "data.workers=4", **values)[:2] == ["data.workers=8", "data.workers=16"]
 
 
 def test_where_none_is_enough_the_most_come_first() -> None:
     values = {"batches_are_samples": True, "cores": 2, "data": 0.99, "computing": 0.01}
-    assert texts("reading", **values) == ["data.workers=4", "data.workers=2"]
+    assert texts("data loading", **values) == ["data.workers=4", "data.workers=2"]
 
 
 def test_ranks_of_a_host_share_its_cores() -> None:
-    given = texts("reading", batches_are_samples=True, cores=16, local_ranks=4, data=0.9, computing=0.1)
+    given = texts("data loading", batches_are_samples=True, cores=16, local_ranks=4, data=0.9, computing=0.1)
     assert given == ["data.workers=8", "data.workers=4", "data.workers=2"]
 
 
 def test_fewer_loader_processes_where_they_slow_computing() -> None:
     values = {"batches_are_samples": True, "cores": 2, "phases": {"compute": 0.2, "read": 0.1}}
-    given = found("reading", "data.workers=4", **values)
+    given = found("data loading", "data.workers=4", **values)
     assert [each.text for each in given] == ["data.prefetch=2", "data.prefetch=4", "data.workers=2"]
-    assert given[2].why == "4 loader processes take cores from computing"
+    assert given[2].why == "4 loader processes take cores from compute"
 
 
 def test_whole_batches_are_made_ahead_instead() -> None:
-    assert texts("reading") == ["data.prefetch=2", "data.prefetch=4"]
-    assert texts("reading", "data.prefetch=2") == ["data.prefetch=4"]
-    assert texts("reading", device="cuda") == ["data.prefetch=4"]
-    assert texts("reading", "data.prefetch=4") == []
+    assert texts("data loading") == ["data.prefetch=2", "data.prefetch=4"]
+    assert texts("data loading", "data.prefetch=2") == ["data.prefetch=4"]
+    assert texts("data loading", device="cuda") == ["data.prefetch=4"]
+    assert texts("data loading", "data.prefetch=4") == []
 
 
 def test_samples_of_loader_processes_are_made_ahead_too() -> None:
-    assert "data.prefetch=2" in texts("reading", "data.workers=2", batches_are_samples=True)
+    assert "data.prefetch=2" in texts("data loading", "data.workers=2", batches_are_samples=True)
 
 
 def test_computing_on_a_cpu() -> None:
-    assert texts("computing", cores=8, threads=8) == ["speed.channels_last=true", "speed.compile=true"]
+    assert texts("compute", cores=8, threads=8) == ["speed.channels_last=true", "speed.compile=true"]
 
 
 def test_computing_on_a_gpu() -> None:
-    given = found("computing", device="cuda")
+    given = found("compute", device="cuda")
     assert [each.text for each in given] == [
         "precision=bf16",
         "speed.compile=true",
@@ -102,25 +102,25 @@ def test_computing_on_a_gpu() -> None:
 
 
 def test_what_is_on_already_is_not_suggested() -> None:
-    assert texts("computing", "speed.compile=gpu", "precision=bf16", device="cuda") == ["speed.graphs=true"]
-    assert texts("computing", "speed.compile=gpu", "speed.graphs=true", "precision=fp16", device="cuda") == []
+    assert texts("compute", "speed.compile=gpu", "precision=bf16", device="cuda") == ["speed.graphs=true"]
+    assert texts("compute", "speed.compile=gpu", "speed.graphs=true", "precision=fp16", device="cuda") == []
 
 
 def test_layouts_are_for_convolutions_and_folds_for_models_that_offer_them() -> None:
-    assert "speed.channels_last=true" not in texts("computing", recipe="digits/mlp")
-    assert "speed.fold=true" in texts("computing", recipe="nbody")
-    assert "speed.fold=true" not in texts("computing")
+    assert "speed.channels_last=true" not in texts("compute", recipe="digits/mlp")
+    assert "speed.fold=true" in texts("compute", recipe="nbody")
+    assert "speed.fold=true" not in texts("compute")
 
 
 def test_idle_cores_are_threads_to_use() -> None:
-    given = found("computing", cores=8, local_ranks=2, threads=1)
+    given = found("compute", cores=8, local_ranks=2, threads=1)
     assert Suggestion(("runtime.threads=4",), "6 of 8 cores are idle") in given
-    assert "runtime.threads=4" not in [each.text for each in found("computing", device="cuda", threads=1)]
+    assert "runtime.threads=4" not in [each.text for each in found("compute", device="cuda", threads=1)]
 
 
 def test_a_cpu_that_has_bf16_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggestions, "cpu_has_bf16", lambda: True)
-    assert "precision=bf16" in texts("computing")
+    assert "precision=bf16" in texts("compute")
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_larger_batch_is_said_as_the_recipe_says_it() -> None:
     assert larger.changes == "batch"
     (larger,) = found("communication", ranks=2)
     assert larger.overrides == ("batch.global=128", "batch.micro=32")
-    assert larger.why == "half as many steps; the learning rate stays (schedule.scaling=none)"
+    assert larger.why == "half as many steps; the learning rate is not scaled (schedule.scaling=none)"
     larger = found("communication", recipe="nbody", ranks=2)[-1]
-    assert larger.why == "half as many steps; the learning rate follows (schedule.scaling=sqrt)"
+    assert larger.why == "half as many steps; the learning rate is scaled (schedule.scaling=sqrt)"
 
 
 def test_against_the_host_graphs_come_first_and_words_where_code_must_change() -> None:
@@ -197,12 +197,12 @@ def test_against_memory() -> None:
 
 
 def test_a_slow_rank_gets_words_and_cores_of_its_own() -> None:
-    given = found("slow rank", ranks=2, local_ranks=2, hosts=("a", "a"))
+    given = found("straggler", ranks=2, local_ranks=2, hosts=("a", "a"))
     assert given[0].overrides == ()
     assert "on a" in given[0].why
     assert given[1].overrides == ("runtime.binding=compact",)
-    assert len(found("slow rank", "runtime.binding=spread", ranks=2, local_ranks=2)) == 1
-    assert len(found("slow rank", ranks=2, local_ranks=1)) == 1
+    assert len(found("straggler", "runtime.binding=spread", ranks=2, local_ranks=2)) == 1
+    assert len(found("straggler", ranks=2, local_ranks=1)) == 1
 
 
 def test_balanced_parts_are_suggested_for_in_turn() -> None:
@@ -212,9 +212,9 @@ def test_balanced_parts_are_suggested_for_in_turn() -> None:
 
 def test_a_line_says_what_to_do_and_warns_where_learning_changes() -> None:
     assert Suggestion(("data.workers=2",), "two read").line == "try data.workers=2: two read"
-    assert Suggestion((), "look at rank 2").line == "look at rank 2"
+    assert Suggestion((), "examine rank 2").line == "examine rank 2"
     line = Suggestion(("precision=bf16",), "half the bytes", "precision").line
-    assert line == "try precision=bf16: half the bytes (changes the precision, and so what is learned)"
+    assert line == "try precision=bf16: half the bytes (changes the precision, and so the trained model)"
 
 
 def test_nothing_is_suggested_for_what_is_unclear() -> None:
@@ -240,7 +240,7 @@ def test_every_suggestion_is_a_setting_that_changes_the_recipe(recipe: str, devi
         gradient_bytes=400 * MEBIBYTE,
     )
     shares = find_shares(measurement)
-    bounds = ("reading", "computing", "communication", "host", "memory", "slow rank", "balanced")
+    bounds = ("data loading", "compute", "communication", "host", "memory", "straggler", "balanced")
     overrides = {each.overrides for bound in bounds for each in suggest(measurement, bound, shares)} - {()}
     assert len(overrides) > 5
     original = resolve(recipe).config

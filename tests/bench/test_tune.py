@@ -9,7 +9,7 @@ from conftest import REPOSITORY, Tutti, command
 from prepared import PYTHON
 from rank_jobs import run_ranks
 
-from tutti.bench.tune import Asked, Budget
+from tutti.bench.tune import Budget, TuneRequest
 from tutti.cli.main import app
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
@@ -17,7 +17,7 @@ from tutti.errors import ConfigError
 
 @pytest.fixture
 def sleepy(tmp_path: Path) -> Path:
-    """A recipe that is bound by reading."""
+    """A recipe that is bound by data loading."""
     path = tmp_path / "sleepy.yaml"
     path.write_text(tune_work.RECIPE)
     return path
@@ -43,7 +43,7 @@ def test_a_budget_forgets_a_first_rung_that_was_long() -> None:
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(0.01, 0.5), (1.0, 3.0), (5.0, 15.0), (60.0, 15.0)])
 def test_rungs_are_measured_shorter_under_a_small_budget(minutes: float, seconds: float) -> None:
-    assert Asked("digits", (), minutes, (), None).seconds == seconds
+    assert TuneRequest("digits", (), minutes, (), None).seconds == seconds
 
 
 @pytest.mark.system

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made_up import made_up
 
-from tutti.bench.ladder import Ladder
+from tutti.bench.greedy_search import GreedySearch
 from tutti.bench.tune import MARK, check_target, extends, write_recipe
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
@@ -13,9 +13,9 @@ from tutti.errors import ConfigError
 CONDITIONS = {"ranks": "1 on here", "versions": "torch 2.11"}
 
 
-def climbed() -> Ladder:
+def climbed() -> GreedySearch:
     """A ladder with data.workers=4 kept."""
-    ladder = Ladder(made_up(data=0.9, computing=0.1, batches_are_samples=True, cores=2))
+    ladder = GreedySearch(made_up(data=0.9, computing=0.1, batches_are_samples=True, cores=2))
     chosen = ladder.next()
     assert chosen is not None
     ladder.note(chosen, made_up("data.workers=4", computing=0.1, batches_are_samples=True, cores=2))
@@ -37,7 +37,7 @@ def test_it_extends_a_named_recipe(tmp_path: Path) -> None:
         "  # given on the command line\n"
         "  lr: 1.0e-05\n"
         "data:\n"
-        "  # 10.00 times as fast (32 -> 320 samples/s): 4 loader processes on each rank read beside the step\n"
+        "  # 10.00 times as fast (32 -> 320 samples/s): 4 loader processes on each rank load batches during the step\n"
         "  workers: 4\n"
     )
     tuned, original = resolve(str(path)).config, resolve("digits/mlp").config
@@ -79,7 +79,7 @@ def test_what_was_given_loads_as_it_was_given(override: str, tmp_path: Path) -> 
 
 def test_a_ladder_without_a_kept_rung_says_so(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    write_recipe(path, "digits", (), Ladder(made_up(computing=1.0)), CONDITIONS)
+    write_recipe(path, "digits", (), GreedySearch(made_up(computing=1.0)), CONDITIONS)
     assert "# Nothing that was tried helped beyond the noise.\n" in path.read_text()
     assert resolve(str(path)).config == resolve("digits", ["recipe=tuned"]).config
 

@@ -20,11 +20,11 @@ UNIT = (Ceilings(1.0, 1.0),)  # a flop and a byte are a second each
 @pytest.mark.parametrize(
     ("parts", "bound"),
     [
-        ({"data": 0.7, "computing": 0.3}, "reading"),
-        ({"data": 0.1, "computing": 0.9}, "computing"),
+        ({"data": 0.7, "computing": 0.3}, "data loading"),
+        ({"data": 0.1, "computing": 0.9}, "compute"),
         ({"computing": 0.3, "communication": 0.7}, "communication"),
-        ({"computing": by_rank(0.3, 1.0)}, "slow rank"),
-        ({"data": by_rank(1.0, 0.1), "computing": 0.2}, "slow rank"),
+        ({"computing": by_rank(0.3, 1.0)}, "straggler"),
+        ({"data": by_rank(1.0, 0.1), "computing": 0.2}, "straggler"),
         ({"computing": 0.3, "rest": 0.7}, "host"),
         ({"data": 0.46, "computing": 0.54}, "balanced"),
         ({"computing": 0.5, "communication": 0.5}, "balanced"),
@@ -37,7 +37,7 @@ def test_the_largest_part_bounds_a_step(parts: dict[str, float], bound: str) -> 
 def test_reading_is_told_with_what_can_be_won_and_what_to_try() -> None:
     verdict = judge(made_up(data=0.71, computing=0.29, batches_are_samples=True))
     assert verdict.sentence == (
-        "bound by reading: 71 % of a step waits for batches; at most 3.4 times as fast; try data.workers=4"
+        "bound by data loading: 71% of a step waits for batches; at most 3.4 times as fast; try data.workers=4"
     )
     assert verdict.gain == pytest.approx(1 / 0.29)
 
@@ -45,7 +45,7 @@ def test_reading_is_told_with_what_can_be_won_and_what_to_try() -> None:
 def test_communication_is_told() -> None:
     verdict = judge(made_up(ranks=2, computing=0.4, communication=0.6, gradient_bytes=200 << 20))
     assert verdict.sentence == (
-        "bound by communication: 60 % of a step waits for averaged gradients; at most 2.5 times as fast; "
+        "bound by communication: 60% of a step is exposed communication; at most 2.5 times as fast; "
         "try ddp.bucket_mb=100"
     )
 
@@ -53,26 +53,26 @@ def test_communication_is_told() -> None:
 def test_a_slow_rank_is_named_with_its_host_and_with_what_it_is_slow() -> None:
     verdict = judge(made_up(ranks=3, data=0.1, computing=by_rank(0.4, 0.4, 1.4)))
     assert verdict.sentence == (
-        "bound by a slow rank: 67 % of a step waits for rank 2 on host2; at most 3.0 times as fast; "
-        "look at rank 2 on host2, for example with tutti doctor"
+        "bound by a straggler: 67% of a step waits for rank 2 on host2; at most 3.0 times as fast; "
+        "examine rank 2 on host2, for example with tutti doctor"
     )
     assert any(
-        line == "rank 2 on host2 is the slowest: 3.00 times the time of the others without waiting; "
-        "3.50 times for computing alone; 1.00 times for reading alone"
+        line == "rank 2 on host2 is the straggler: 3.00 times the time of the others without waiting; "
+        "3.50 times for compute alone; 1.00 times for data loading alone"
         for line in verdict.evidence
     )
 
 
 def test_a_rank_slow_in_reading_is_seen_in_the_evidence() -> None:
     evidence = "\n".join(judge(made_up(ranks=2, data=by_rank(0.1, 2.0), computing=0.2)).evidence)
-    assert "20.00 times for reading alone" in evidence
-    assert "1.00 times for computing alone" in evidence
+    assert "20.00 times for data loading alone" in evidence
+    assert "1.00 times for compute alone" in evidence
 
 
 def test_balanced_parts_are_both_named() -> None:
     verdict = judge(made_up(data=0.47, computing=0.53, batches_are_samples=True))
     assert verdict.sentence.startswith(
-        "balanced: computing (53 %) and reading (47 %) take about as long; at most 2.1 times as fast by either alone; "
+        "balanced: compute (53%) and data loading (47%) take about as long; at most 2.1 times as fast by either alone; "
     )
     overrides = [each.overrides for each in verdict.suggestions]
     assert ("data.workers=2",) in overrides
@@ -84,7 +84,8 @@ def test_a_lead_within_the_spread_is_not_enough_evidence() -> None:
     verdict = judge(made_up(**parts))  # pyright: ignore[reportArgumentType]
     assert verdict.bound == "unclear"
     assert verdict.sentence == (
-        "not enough evidence: computing leads reading by less than the trials differ; try --trials 9 or a quiet machine"
+        "inconclusive: compute exceeds data loading by less than the spread of the trials; "
+        "try --trials 9 or a quiet machine"
     )
     assert verdict.gain is None
     assert verdict.suggestions == ()
@@ -94,12 +95,12 @@ def test_trials_that_disagree_are_not_enough_evidence() -> None:
     parts = {"data": by_trial(0.8, 0.2, 0.8, 0.2, 0.8), "computing": by_trial(0.2, 0.8, 0.2, 0.8, 0.2)}
     verdict = judge(made_up(**parts))  # pyright: ignore[reportArgumentType]
     assert verdict.bound == "unclear"
-    assert "the largest part of a step is another from trial to trial" in verdict.sentence
+    assert "the largest part of a step changes from trial to trial" in verdict.sentence
 
 
 def test_one_trial_of_five_may_disagree() -> None:
     parts = {"data": by_trial(0.8, 0.8, 0.1, 0.8, 0.8), "computing": by_trial(0.2, 0.2, 0.9, 0.2, 0.2)}
-    assert judge(made_up(**parts)).bound == "reading"  # pyright: ignore[reportArgumentType]
+    assert judge(made_up(**parts)).bound == "data loading"  # pyright: ignore[reportArgumentType]
 
 
 def test_one_trial_of_three_may_not() -> None:
@@ -115,32 +116,34 @@ def test_close_parts_that_take_turns_are_balanced() -> None:
 def test_steps_that_differ_widely_are_not_enough_evidence() -> None:
     verdict = judge(made_up(data=by_trial(1.0, 2.0, 3.0, 1.0, 2.0), computing=0.1))
     assert verdict.bound == "unclear"
-    assert verdict.sentence.startswith("not enough evidence: the middle half of 5 trials differs by 48 %; try --trials")
+    assert verdict.sentence.startswith(
+        "inconclusive: the interquartile range of 5 trials is 48% of the median; try --trials"
+    )
 
 
 def test_ranks_that_are_slow_in_turn_are_not_one_slow_rank() -> None:
     verdict = judge(made_up(ranks=2, computing=lambda rank, trial: 1.0 if rank == trial % 2 else 0.3))
     assert verdict.bound == "unclear"
-    assert "the slow rank is another from trial to trial" in verdict.sentence
+    assert "the straggler changes from trial to trial" in verdict.sentence
 
 
 def test_one_trial_is_judged_as_it_is() -> None:
-    assert judge(made_up(trials=1, data=0.8, computing=0.2)).bound == "reading"
+    assert judge(made_up(trials=1, data=0.8, computing=0.2)).bound == "data loading"
 
 
 @pytest.mark.parametrize(
     ("counted", "settings", "bound"),
     [
         (work(bytes_moved=0.6, flops=0.1), (), "memory"),
-        (work(bytes_moved=0.6, flops=0.7), (), "computing"),
-        (work(bytes_moved=0.35), (), "computing"),
-        (work(bytes_moved=0.6, least_bytes=0.1), ("speed.compile=true",), "computing"),
+        (work(bytes_moved=0.6, flops=0.7), (), "compute"),
+        (work(bytes_moved=0.35), (), "compute"),
+        (work(bytes_moved=0.6, least_bytes=0.1), ("speed.compile=true",), "compute"),
         (work(bytes_moved=0.6, least_bytes=0.6), ("speed.compile=true",), "memory"),
         (work(host_share=0.6), (), "host"),
-        (work(host_share=0.4), (), "computing"),
+        (work(host_share=0.4), (), "compute"),
         (work(host_share=0.4, synchronisations=20), (), "host"),
-        (work(host_share=0.4, synchronisations=2), (), "computing"),
-        (work(host_share=0.2, synchronisations=20), (), "computing"),
+        (work(host_share=0.4, synchronisations=2), (), "compute"),
+        (work(host_share=0.2, synchronisations=20), (), "compute"),
         (work(bytes_moved=0.6, host_share=0.9), (), "host"),
     ],
 )
@@ -154,40 +157,43 @@ def test_one_synchronisation_drains_a_gpu() -> None:
     assert judge(made_up(computing=1.0, device="cuda", work=work(host_share=0.4, synchronisations=1))).bound == "host"
 
 
-@pytest.mark.parametrize(("double", "bound"), [(1.2, "host"), (1.5, "host"), (1.6, "computing"), (2.5, "computing")])
+@pytest.mark.parametrize(("double", "bound"), [(1.2, "host"), (1.5, "host"), (1.6, "compute"), (2.5, "compute")])
 def test_a_batch_twice_as_large_that_costs_hardly_more_says_host(double: float, bound: str) -> None:
     assert judge(made_up(computing=1.0, phases={"double": double})).bound == bound
 
 
 def test_reading_is_not_refined() -> None:
-    assert judge(made_up(data=0.8, computing=0.2, work=work(host_share=0.9))).bound == "reading"
+    assert judge(made_up(data=0.8, computing=0.2, work=work(host_share=0.9))).bound == "data loading"
 
 
 def test_lines_that_synchronise_are_in_the_evidence() -> None:
     counted = work(host_share=0.7, synchronisations=12, synchronises_at=("model.py:12, 12 a step",))
     verdict = judge(made_up(computing=1.0, work=counted))
-    assert "bound by the host: for 70 % of computing the device waits for the host, which reads 12 numbers" in (
-        verdict.sentence
+    assert (
+        "bound by the host: the device is idle for 70% of the compute time; the host synchronizes with it 12 times"
+        in (verdict.sentence)
     )
-    assert "the host reads a number from the device 12 times a step: model.py:12, 12 a step" in verdict.evidence
+    assert "the host synchronizes with the device 12 times a step: model.py:12, 12 a step" in verdict.evidence
     assert verdict.suggestions[0].overrides == ()
     assert "model.py:12" in verdict.suggestions[0].why
 
 
 def test_a_small_batch_is_told_as_such() -> None:
     verdict = judge(made_up(computing=1.0, phases={"double": 1.1}))
-    assert verdict.sentence.startswith("bound by the host: 90 % of computing does not depend on the batch")
+    assert verdict.sentence.startswith("bound by the host: 90% of the compute time does not depend on the batch")
     assert verdict.gain == pytest.approx(10.0)
 
 
 def test_time_outside_of_all_parts_is_told_as_such() -> None:
     sentence = judge(made_up(computing=0.2, rest=0.8)).sentence
-    assert sentence.startswith("bound by the host: 80 % of a step is outside of reading, computing and communication")
+    assert sentence.startswith("bound by the host: 80% of a step is outside of data loading, compute and communication")
 
 
 def test_memory_may_win_down_to_the_least_bytes() -> None:
     verdict = judge(made_up(computing=1.0, work=work(bytes_moved=0.8, least_bytes=0.25), ceilings=UNIT))
-    assert verdict.sentence.startswith("bound by memory: 100 % of a step is computing, and 80 % of that moves data")
+    assert verdict.sentence.startswith(
+        "bound by memory bandwidth: 100% of a step is compute, and 80% of that is memory traffic"
+    )
     assert verdict.gain == pytest.approx(4.0)
 
 
@@ -225,7 +231,7 @@ def test_partial_measurements_are_judged_without_a_division_by_zero(found: Measu
 
 
 def test_no_step_is_no_evidence() -> None:
-    assert judge(made_up(seconds={}, parts={})).sentence.startswith("not enough evidence: no whole step was measured")
+    assert judge(made_up(seconds={}, parts={})).sentence.startswith("inconclusive: no whole step was measured")
 
 
 def test_the_evidence_has_the_numbers() -> None:
@@ -239,13 +245,13 @@ def test_the_evidence_has_the_numbers() -> None:
         ceilings=UNIT * 2,
     )
     assert list(judge(found).evidence) == [
-        "a step takes 800 ms (spread 0 % over 5 trials): "
-        "reading 12 %, computing 62 %, communication 25 %, slow rank 0 %, rest 0 %",
-        "a batch takes 300 ms alone; a step waits 100 ms, 200 ms are hidden",
-        "averaging gradients takes 500 ms alone; a step waits 200 ms, 300 ms are hidden",
-        "computing takes 500 ms alone and 500 ms in a step",
-        "arithmetic at the measured ceiling would take 40 % of computing",
-        "moving data at the measured bandwidth would take 20 % of computing",
-        "a batch twice as large takes 1.90 times as long: 10 % does not depend on the batch",
-        "parts measured apart add up to 100 % of a step (tolerance 5 %)",
+        "a step takes 800 ms (spread 0% over 5 trials): "
+        "data loading 12%, compute 62%, communication 25%, straggler 0%, other 0%",
+        "loading a batch takes 300 ms alone; 100 ms are exposed in a step, 200 ms are hidden",
+        "averaging the gradients takes 500 ms alone; 200 ms are exposed in a step, 300 ms are hidden",
+        "compute takes 500 ms alone and 500 ms in a step",
+        "arithmetic at the measured peak would take 40% of the compute time",
+        "memory traffic at the measured bandwidth would take 20% of the compute time",
+        "a batch twice as large takes 1.90 times as long: 10% of the compute time does not depend on the batch",
+        "phases measured apart add up to 100% of a step (tolerance 5%)",
     ]

@@ -12,17 +12,17 @@ LARGE = [
         "reading",
         "slow reads",
         "batches wait 30 ms on both ranks",
-        only("reading"),
+        only("data loading"),
         recipe(data("Sleeping", seconds=0.03), layers(128), 16),
         ranks=2,
         trials=2,
         seconds=0.5,
     ),
     Case(
-        "slow rank",
-        "slow rank",
+        "straggler",
+        "straggler",
         "batches of rank 1 wait 30 ms",
-        only("slow rank"),
+        only("straggler"),
         recipe(data("Sleeping", seconds=0.03, on_rank=1), layers(128), 16),
         ranks=2,
         trials=2,
@@ -57,7 +57,7 @@ def test_the_set_has_every_kind_of_fault_in_several_sizes() -> None:
     for kind in (
         "slow reads",
         "too few loader workers",
-        "slow rank",
+        "straggler",
         "slow network",
         ".item() in the step",
         "tiny per-rank batch",
@@ -70,14 +70,14 @@ def test_the_set_has_every_kind_of_fault_in_several_sizes() -> None:
 
 def test_a_healthy_run_may_only_be_called_so() -> None:
     case = next(case for case in CASES if case.right == HEALTHY)
-    said = {bound: Found(case, bound, "", {}, (), ()) for bound in ("computing", "unclear", "memory", "reading")}
-    assert [bound for bound, found in said.items() if found.is_right] == ["computing", "unclear"]
-    assert score([said["computing"], said["memory"]]) == (0.5, [said["memory"]])
+    said = {bound: Found(case, bound, "", {}, (), ()) for bound in ("compute", "unclear", "memory", "data loading")}
+    assert [bound for bound, found in said.items() if found.is_right] == ["compute", "unclear"]
+    assert score([said["compute"], said["memory"]]) == (0.5, [said["memory"]])
 
 
 def test_a_fault_that_is_not_seen_is_no_confident_error_on_a_healthy_run() -> None:
     case = next(case for case in CASES if case.kind == "slow reads")
-    missed = Found(case, "computing", "", {}, (), ())
+    missed = Found(case, "compute", "", {}, (), ())
     assert score([missed]) == (0.0, [])
 
 

@@ -8,17 +8,19 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tutti.bench.host_share import (
+from tutti.bench.results import Work
+from tutti.bench.work import (
     Operator,
+    OperatorCounter,
+    count_work,
     covered,
     dispatch_costs,
     host_share,
+    least_bytes,
     usual_by_name,
     usual_calls,
     working_seconds,
 )
-from tutti.bench.results import Work
-from tutti.bench.work import OperatorCounter, count_work, least_bytes
 
 CPU = torch.device("cpu")
 BATCH, INPUTS, OUTPUTS = 4, 8, 16

@@ -8,7 +8,7 @@ from damage import damaged, many, read_or_refuse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutti.bench.run import read_variants
+from tutti.bench.measure import read_variants
 from tutti.cli.main import main
 from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml, read_yaml

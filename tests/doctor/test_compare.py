@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tutti.doctor.compare import compare, compare_clocks
 from tutti.doctor.facts import Facts
+from tutti.doctor.findings import compare, compare_clocks
 from tutti.ranks.fingerprint import disagreements
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "tutti": "0.5.0", "code": "aaaa"}
@@ -89,9 +89,7 @@ def test_a_host_with_other_data_is_named() -> None:
     whole = {"data/x": {"kind": "file", "bytes": 4096, "digest": "dddd"}}
     facts = [rank(0, data=whole), rank(1, "n0"), rank(2, data=whole), rank(3, data={"data/x": {"kind": "missing"}})]
     (line,) = lines(facts)
-    assert line.startswith(
-        "fault: rank 3 on host n3 has no data/x, all others have data/x of 4.0 KiB with digest dddd."
-    )
+    assert line.startswith("fault: rank 3 on host n3 has no data/x, all others have data/x of 4 KiB with digest dddd.")
     unreadable = {"data/x": {"kind": "unreadable", "why": "Permission denied"}}
     (line,) = lines([rank(0, data=whole), rank(1, data=whole), rank(2, data=unreadable)])
     assert line.startswith("fault: rank 2 on host n2 has data/x that it cannot read (Permission denied), all others")
@@ -129,12 +127,12 @@ def test_variables_that_differ_are_warnings() -> None:
         ({"limits": {"processes": 100}}, "has a limit of 100 processes, expected 320 for 1 rank on it."),
         (
             {"limits": {"locked memory": 65536}, "infiniband": True},
-            "has a limit of 64.0 KiB of locked memory, expected no limit, which InfiniBand needs.",
+            "has a limit of 64 KiB of locked memory, expected no limit, which InfiniBand needs.",
         ),
-        ({"memory_free": GIB // 4}, "has 256.0 MiB of free memory, expected 512.0 MiB for 1 rank."),
-        ({"folder_free": GIB // 2}, "has 512.0 MiB free in /runs, expected 1.0 GiB or more."),
-        ({"scratch_free": 0}, "has 0 B free in /tmp, expected 256.0 MiB or more."),
-        ({"shared_memory_free": 2**20}, "has 1.0 MiB free in /dev/shm, expected 60.0 MiB or more."),
+        ({"memory_free": GIB // 4}, "has 256 MiB of free memory, expected 512 MiB for 1 rank."),
+        ({"folder_free": GIB // 2}, "has 512 MiB free in /runs, expected 1 GiB or more."),
+        ({"scratch_free": 0}, "has 0 B free in /tmp, expected 256 MiB or more."),
+        ({"shared_memory_free": 2**20}, "has 1 MiB free in /dev/shm, expected 60 MiB or more."),
     ],
 )
 def test_what_is_too_small_is_a_warning_for_its_host(more: dict[str, Any], expected: str) -> None:

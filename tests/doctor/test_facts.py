@@ -8,8 +8,14 @@ import pytest
 
 import tutti
 from tutti.config.load import resolve, resolve_values
-from tutti.doctor.facts import read_limits, read_memory
-from tutti.doctor.sources import data_paths, digest_of_module, state_of, user_code
+from tutti.doctor.facts import (
+    data_paths,
+    digest_of_module,
+    read_limits,
+    read_memory,
+    state_of,
+    user_code,
+)
 from tutti.ranks.fingerprint import digest_of_package, fingerprint, own_code
 
 

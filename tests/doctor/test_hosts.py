@@ -184,7 +184,7 @@ def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(ward: Ward) -> N
 def test_a_host_that_does_not_come_is_named_at_the_deadline(ward: Ward) -> None:
     done, *_ = ward.doctor("--wait", "10", absent=("h4",))
     assert done.code == 1
-    assert "fault: rank 3 of 4 did not come within 10 s; ranks 0-2 did." in done.out
+    assert "fault: rank 3 of 4 did not connect within 10 s; ranks 0-2 did." in done.out
 
 
 def test_a_wrong_interface_is_named(ward: Ward) -> None:
@@ -223,7 +223,7 @@ def test_a_host_with_other_code_is_named(odd_host: Finished) -> None:
 def test_a_host_without_the_data_is_named(odd_host: Finished) -> None:
     (line,) = [line for line in findings(odd_host) if "data" in line]
     assert line.startswith("fault: rank 2 on host h3 has data of 0 names, 0 B with digest ")
-    assert ", all others have data of 1 name, 1000 B with digest " in line
+    assert ", all others have data of 1 name, 1,000 B with digest " in line
 
 
 def test_a_host_that_does_not_share_the_folder_is_named(odd_host: Finished) -> None:
@@ -247,7 +247,7 @@ def test_a_run_with_a_fault_does_not_start_and_every_rank_knows_why(ward: Ward) 
     assert [each.code for each in done] == [2] * 4
     assert len(texts) == 1
     assert texts.pop().startswith(
-        f"error: the preflight has found faults:\n  fault: host h2 and host h1 do not share {apart}"
+        f"error: the preflight found faults:\n  fault: host h2 and host h1 do not share {apart}"
     )
     assert done[0].out.startswith("warning: host h4 sends slowly on all its links: ")
     assert [each.out for each in done[1:]] == [""] * 3

@@ -51,7 +51,7 @@ def test_one_slow_link_is_named_with_its_hosts_and_figures(hosts: int) -> None:
     (line,) = texts(judge(network(hosts, both("b", "c", FAST / 10))))
     assert line == (
         "fault: the link between hosts b and c is slow: 20 Mbit/s there, 20 Mbit/s back, 10.0 times slower than the "
-        "usual 200 Mbit/s. Look at the cable and the switch between b and c."
+        "usual 200 Mbit/s. Check the cable and the switch between b and c."
     )
 
 
@@ -105,13 +105,13 @@ def test_beyond_what_one_stream_can_measure_no_link_is_slow() -> None:
     usual = 4 * CEILING_BYTES_PER_SECOND
     assert judge(network(4, both("a", "b", usual / 7), usual)) == []
     (line,) = texts(judge(network(4, both("a", "b", usual / 40), usual)))
-    assert line.startswith("fault: the link between hosts a and b is slow: 1.0 Gbit/s there")
+    assert line.startswith("fault: the link between hosts a and b is slow: 1 Gbit/s there")
 
 
 def test_a_dead_link_is_named_with_what_happened() -> None:
     (line,) = texts(judge(dead(network(4), "bc")))
     assert line.startswith(
-        "fault: the link between hosts b and c does not work: host b finds no connection to c. Look at the firewall"
+        "fault: the link between hosts b and c does not work: host b finds no connection to c. Check the firewall"
     )
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from tutti.doctor.facts import Facts
+from tutti.doctor.hosts import find_marks, judge_folder, leave_mark, nearest_folder, remove_mark
 from tutti.doctor.links import Server, close_all, connect, connect_all, measure, measure_clock
-from tutti.doctor.plan import Place, check_addresses, gather_links, make_plan, name_hosts_apart
-from tutti.doctor.shared_folder import find_marks, judge_folder, leave_mark, nearest_folder, remove_mark
+from tutti.doctor.plan import HostAddress, check_addresses, gather_links, make_plan, name_hosts_apart
 
-WORD = "a word of this job"
+WORD = "a secret of this job"
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[HostAddress]:
     server = Server("127.0.0.1", WORD)
-    yield Place("here", "127.0.0.1", server.port)
+    yield HostAddress("here", "127.0.0.1", server.port)
     server.close()
 
 
-def test_a_link_has_latency_and_speed_both_ways(place: Place) -> None:
+def test_a_link_has_latency_and_speed_both_ways(place: HostAddress) -> None:
     with connect(place, WORD) as connection:
         link = measure(connection, "here", "there", seconds=0.001)
         offset, error = measure_clock(connection)
@@ -31,15 +31,15 @@ def test_a_link_has_latency_and_speed_both_ways(place: Place) -> None:
     assert abs(offset) <= max(error, 1e-3)
 
 
-def test_who_does_not_know_the_word_is_turned_away(place: Place) -> None:
+def test_who_does_not_know_the_word_is_turned_away(place: HostAddress) -> None:
     with pytest.raises(ConnectionError, match="the other end has closed the connection"):
         connect(place, "x" * len(WORD))
 
 
-def test_all_connections_are_tried_at_once_and_the_dead_ones_tell_why(place: Place) -> None:
+def test_all_connections_are_tried_at_once_and_the_dead_ones_tell_why(place: HostAddress) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    found = connect_all({0: place, 7: Place("gone", "127.0.0.1", port)}, WORD)
+    found = connect_all({0: place, 7: HostAddress("gone", "127.0.0.1", port)}, WORD)
     assert isinstance(found[0], socket.socket)
     assert found[7] == f"127.0.0.1:{port} on host gone: connection refused"
     close_all(list(found.values()))
@@ -66,8 +66,8 @@ def ranks() -> list[Facts]:
 def test_one_rank_stands_for_each_host() -> None:
     plan = make_plan(ranks(), "/runs", WORD, quick=False)
     assert plan.ranks == [0, 1, 2, 3]
-    assert plan.speakers == [0, 2, 3]
-    assert plan.places[1] == Place("b", "10.0.0.2", 2000)
+    assert plan.first_ranks == [0, 2, 3]
+    assert plan.places[1] == HostAddress("b", "10.0.0.2", 2000)
     assert type(plan).from_plain(plan.plain()) == plan
 
 

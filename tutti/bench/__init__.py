@@ -1,1 +1,1 @@
-"""Where the time goes: reading, computing, communicating; what bounds a run, and what to change."""
+"""Where the time of a step goes: data loading, compute, communication; the bottleneck, and what to change."""

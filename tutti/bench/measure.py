@@ -1,23 +1,30 @@
-"""The phases of a recipe measured on all ranks: warmed up, in repeated trials, each of which has every phase once."""
+"""`tutti bench` on the ranks: the phases of a recipe, or of variants of it, in repeated trials."""
 
 import functools
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tutti.bench.ceilings import cache_bytes, measure_ceilings
-from tutti.bench.results import PARTS, Ceilings, Measurement, Times, Work
-from tutti.bench.session import Session
-from tutti.bench.subject import Step, Subject, opened
+from tutti.bench.results import PARTS, Ceilings, Measurement, Times, Work, write_measurements
+from tutti.bench.session import Session, open_session
+from tutti.bench.verdict import Verdict, judge
 from tutti.bench.work import count_work
+from tutti.bench.workload import Step, Workload, open_workload
+from tutti.config.check import check_parts
+from tutti.config.load import resolve
+from tutti.config.recipes import read_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
+from tutti.ranks.placement import Placement
+from tutti.runs.folder import RunFolder
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import agreed
 
@@ -53,32 +60,32 @@ def measure(
     """
     all_marked = config.log.model_copy(update={"phases": True, "every_steps": 1})
     tell("building")
-    with opened(session, config.model_copy(update={"log": all_marked})) as subject:
+    with open_workload(session, config.model_copy(update={"log": all_marked})) as workload:
         log = _Log()
-        steps = _calibrate(session, subject, trials, seconds, tell)
+        steps = _calibrate(session, workload, trials, seconds, tell)
         for trial in range(trials):
             tell(f"trial {trial + 1} of {trials}")
             for phase, count in steps.items():
-                taken, parts = _block(session, subject, phase, count)
+                taken, parts = _block(session, workload, phase, count)
                 log.seconds.setdefault(phase, []).append(taken)
                 if phase == "whole":
                     _note_parts(log, taken, parts)
                     log.peak_bytes = _peak_bytes(session.device)
         tell("counting")
         ceilings = _find_ceilings(session, config)
-        work = _count(session, subject, log)
-        return _assemble(session, config, subject, name, overrides, steps, log, work, ceilings)
+        work = _count(session, workload, log)
+        return _assemble(session, config, workload, name, overrides, steps, log, work, ceilings)
 
 
-def _calibrate(session: Session, subject: Subject, trials: int, seconds: float, tell: Tell) -> Mapping[str, int]:
+def _calibrate(session: Session, workload: Workload, trials: int, seconds: float, tell: Tell) -> Mapping[str, int]:
     """Warm every phase up, and find how many steps of it make a trial."""
     steps: dict[str, int] = {}
-    phases = subject.phases()
+    phases = workload.phases()
     unit = seconds / trials / sum(_WEIGHTS.get(phase, 1.0) for phase in phases)
     for phase in phases:
         tell(f"warming up: {phase}")
-        _block(session, subject, phase, 1)
-        taken, _ = _block(session, subject, phase, _LEAST_STEPS)
+        _block(session, workload, phase, 1)
+        taken, _ = _block(session, workload, phase, _LEAST_STEPS)
         slowest = max(session.group.gather(taken))
         wish = int(unit * _WEIGHTS.get(phase, 1.0) / max(slowest, 1e-9))
         steps[phase] = min(max(wish, _LEAST_STEPS), _MOST_STEPS)
@@ -86,30 +93,30 @@ def _calibrate(session: Session, subject: Subject, trials: int, seconds: float, 
     return steps
 
 
-def _block(session: Session, subject: Subject, phase: str, steps: int) -> tuple[float, dict[StepPart, float]]:
+def _block(session: Session, workload: Workload, phase: str, steps: int) -> tuple[float, dict[StepPart, float]]:
     """Seconds a step on this rank, and its parts as marked; ranks begin together."""
     with ExitStack() as stack:
-        step = agreed(session.group, functools.partial(_begin, subject, phase, stack))
+        step = agreed(session.group, functools.partial(_begin, workload, phase, stack))
         session.group.sum(torch.zeros(1))  # all ranks are here
-        subject.learner.timer.lap(0)
+        workload.learner.timer.lap(0)
         began = time.perf_counter()
         for _ in range(steps):
             step()
-        subject.synchronise()
+        workload.synchronise()
         taken = (time.perf_counter() - began) / steps
-    parts = subject.learner.timer.lap(steps)
+    parts = workload.learner.timer.lap(steps)
     return taken, {part: value / steps for part, value in parts.items()}
 
 
-def _begin(subject: Subject, phase: str, stack: ExitStack) -> Step:
+def _begin(workload: Workload, phase: str, stack: ExitStack) -> Step:
     """The step of a phase, made once: what is wrong with it shows here, where ranks agree."""
     try:
-        step = stack.enter_context(subject.phases()[phase]())
+        step = stack.enter_context(workload.phases()[phase]())
         step()
-        subject.synchronise()
+        workload.synchronise()
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"out of memory in the phase {phase} with {subject.plan.per_rank_batch} samples a rank. "
+            f"out of memory in the phase {phase} with {workload.plan.per_rank_batch} samples a rank. "
             "Lower batch.per_rank or batch.micro."
         ) from error
     return step
@@ -142,15 +149,15 @@ def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
     return _ceilings[conditions]
 
 
-def _count(session: Session, subject: Subject, log: _Log) -> Work | None:
+def _count(session: Session, workload: Workload, log: _Log) -> Work | None:
     """The same step on every rank; what rank 0 counts stands for all."""
-    learner = subject.learner
+    learner = workload.learner
     cache = cache_bytes(session.device, session.placement.local_size)
     work: Work | None = None
     try:
-        batch = subject.cached.micro_batches
+        batch = workload.cached.micro_batches
         work = count_work(
-            subject.one_step, session.device, learner.model, learner.optimizer, batch, cache, log.notes.append
+            workload.one_step, session.device, learner.model, learner.optimizer, batch, cache, log.notes.append
         )
     except (RuntimeError, TuttiError) as error:
         log.notes.append(f"the work of a step could not be counted: {error}")
@@ -160,7 +167,7 @@ def _count(session: Session, subject: Subject, log: _Log) -> Work | None:
 def _assemble(
     session: Session,
     config: RunConfig,
-    subject: Subject,
+    workload: Workload,
     name: str,
     overrides: tuple[str, ...],
     steps: Mapping[str, int],
@@ -181,15 +188,15 @@ def _assemble(
         device=session.device.type,
         device_name=session.device_name,
         threads=torch.get_num_threads(),
-        per_rank_batch=subject.plan.per_rank_batch,
-        global_batch=subject.plan.global_batch,
-        parameters=sum(parameter.numel() for parameter in subject.learner.model.parameters()),
-        gradient_bytes=subject.gradient_bytes,
+        per_rank_batch=workload.plan.per_rank_batch,
+        global_batch=workload.plan.global_batch,
+        parameters=sum(parameter.numel() for parameter in workload.learner.model.parameters()),
+        gradient_bytes=workload.gradient_bytes,
         steps=steps,
         seconds=_by_rank([each.seconds for each in logs]),
         parts=_by_rank([each.parts for each in logs]),
         peak_bytes=tuple(each.peak_bytes for each in logs),
-        batches_are_samples=subject.batches_are_samples,
+        batches_are_samples=workload.batches_are_samples,
         sources=_sources(config, session.device),
         work=work,
         ceilings=ceilings,
@@ -207,3 +214,88 @@ def _sources(config: RunConfig, device: torch.device) -> tuple[str, ...]:
     if not hasattr(given, "source"):
         return ()
     return ("device", "memory") if device.type == "cuda" else ("memory",)
+
+
+RESULT = "bench.json"
+PICTURE = "bench.png"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A recipe with some overrides, under a name."""
+
+    name: str
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a measurement came to."""
+
+    folder: RunFolder
+    found: Sequence[Measurement]
+    verdicts: Sequence[Verdict]
+
+
+def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> list[Variant]:
+    """The variants of a YAML file, each on top of the command line's overrides; without a file, the recipe as it is."""
+    own = Variant("", (), resolve(recipe, overrides).config)
+    if path is None:
+        return [own]
+    content = read_yaml(path, "--variants")
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(
+            f'--variants {path}: expected names, each with a list of overrides: "more: [data.workers=8]".'
+        )
+    found = []
+    for name, words in content.items():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ConfigError(
+                f"--variants {path}: {name!r} has {words!r}: expected a list of overrides, as in [epochs=2]."
+            )
+        try:
+            found.append(Variant(str(name), tuple(words), resolve(recipe, [*overrides, *words]).config))
+        except ConfigError as error:
+            raise ConfigError(f"--variants {path}: {name!r}: {error}") from None
+    return found
+
+
+def check(variants: Sequence[Variant], ranks: int, trials: int, seconds: float) -> None:
+    """Refuse what is wrong before ranks are started."""
+    if trials < 2:
+        raise ConfigError(f"--trials {trials}: expected 2 or more, since one says nothing about the spread. Try 5.")
+    if not seconds > 0:
+        raise ConfigError(f"--seconds {seconds:g}: expected a number above 0. Try 20.")
+    for variant in variants:
+        if variant.config.framework != "torch":
+            raise ConfigError(
+                f"framework={variant.config.framework} cannot be measured: expected torch. Trace it with log.profile."
+            )
+        check_parts(variant.config, ranks)
+
+
+def bench(
+    variants: Sequence[Variant],
+    placement: Placement,
+    folder: RunFolder | None,
+    trials: int,
+    seconds: float,
+    tell: Tell,
+) -> Bench:
+    """Measure all variants and judge each; every rank enters and gets the same."""
+    with open_session("bench", variants[0].config, placement, folder) as session:
+        found, verdicts = [], []
+        for variant in variants:
+            label = f"{variant.name}: " if variant.name else ""
+            found.append(_measure(session, variant, trials, seconds, lambda text, label=label: tell(label + text)))
+            verdicts.append(judge(found[-1]))
+            if session.group.is_first:
+                more: dict[str, Any] = {"verdicts": [each.plain() for each in verdicts]}
+                write_measurements(session.folder.path / RESULT, found, more)
+        return Bench(session.folder, found, verdicts)
+
+
+def _measure(session: Session, variant: Variant, trials: int, seconds: float, tell: Tell) -> Measurement:
+    own = tell if session.group.is_first else (lambda _: None)
+    return measure(session, variant.config, variant.name, variant.overrides, trials, seconds, own)

@@ -16,12 +16,12 @@ from tutti.runs.step_parts import TIMED, StepPart
 
 # Measured one by one, in every trial in this order.
 PHASES = {
-    "read": "the loader alone",
-    "copy": "a batch from the host's memory to the GPU",
-    "compute": "a batch that is there already, without communication",
+    "read": "data loading alone",
+    "copy": "a batch copied from the host to the GPU",
+    "compute": "forward, backward and optimizer on a batch in memory, without communication",
     "double": "the same with a batch twice as large",
-    "exchange": "the gradients averaged over ranks, and nothing else",
-    "communicate": "computing with gradients averaged over ranks",
+    "exchange": "the gradients averaged over ranks, without compute",
+    "communicate": "compute with gradients averaged over ranks",
     "whole": "a step as in training",
 }
 PARTS = (*TIMED, StepPart.OTHER)  # of a step of `whole`; together they are all of it
@@ -41,7 +41,7 @@ class Work:
     operators: int
     synchronisations: int  # .item() and the like: the host reads a number from the device
     synchronises_at: tuple[str, ...] = ()  # "model.py:12, 3 a step"
-    host_share: float | None = None  # of a step in which no kernel works; None where it could not be seen
+    host_share: float | None = None  # of the compute time, in which the device is idle; None where it is not known
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
-"""The parts of a step that all ranks wait for, and what is hidden behind others: from a measurement to shares.
+"""The critical path of a step: exposed parts, and what is hidden behind others, from a measurement.
 
 Light: imports no torch.
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from tutti.bench.results import Measurement
+from tutti.runs.step_parts import COMPUTE, StepPart
 
-PATH = ("reading", "computing", "communication", "slow rank", "rest")  # together they are a step
-COMPUTING = ("forward", "backward", "update")
 _ENOUGH = 0.05  # of a step: what phases that are measured apart may miss of it
 
 
@@ -21,11 +20,11 @@ class Figure:
 
     trials: tuple[float, ...]
 
-    @cached_property
+    @functools.cached_property
     def median(self) -> float:
         return statistics.median(self.trials) if self.trials else 0.0
 
-    @cached_property
+    @functools.cached_property
     def quartiles(self) -> tuple[float, float]:
         if len(self.trials) < 2:
             return self.median, self.median
@@ -53,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class SumCheck:
-    """Whether computing alone and what else is exposed in a step add up to the step."""
+    """Whether compute alone and the other exposed parts of a step add up to the step."""
 
     expected: Figure
     whole: Figure
@@ -75,10 +74,10 @@ class SumCheck:
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds a step by what takes them on the way that all ranks wait for."""
+    """Seconds a step on the critical path, by part."""
 
     whole: Figure
-    path: Mapping[str, Figure]  # the parts of PATH
+    path: Mapping[StepPart, Figure]  # by SHARES
     own: tuple[Figure, ...]  # by rank: what it does without the others
     alone: Mapping[str, Figure]  # the phases measured one by one
     slowest: int  # the rank with the longest own time
@@ -86,32 +85,36 @@ class Shares:
     samples_per_second: Figure  # of all ranks
     samples_per_second_by_rank: tuple[Figure, ...]
 
-    def share(self, name: str) -> float:
+    def share(self, name: StepPart) -> float:
         """A part of a step, from 0 to 1."""
         return self.path[name].median / self.whole.median if self.whole.median else 0.0
 
-    def hidden(self, name: str) -> float | None:
-        """Seconds of reading or communication behind computing; None where it was not measured alone."""
-        alone = self.alone.get({"reading": "read", "communication": "exchange"}[name])
+    def path_share(self, name: str) -> float:
+        """The share of a bottleneck: of the part itself, or of what no part covers where it is the host."""
+        return self.share(StepPart.OTHER if name == "host" else StepPart(name))
+
+    def hidden(self, name: StepPart) -> float | None:
+        """Seconds of data loading or communication behind compute; None where it was not measured alone."""
+        alone = self.alone.get({StepPart.DATA: "read", StepPart.COMMUNICATION: "exchange"}[name])
         return max(0.0, (alone - self.path[name]).median) if alone else None
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer computing takes beside everything else than alone, as a share of it."""
+        """How much longer compute takes beside everything else than alone, as a share of it."""
         alone = self.alone.get("compute")
-        return self.path["computing"].median / alone.median - 1 if alone and alone.median else None
+        return self.path[StepPart.COMPUTE].median / alone.median - 1 if alone and alone.median else None
 
     @property
     def sum_check(self) -> SumCheck | None:
         if "compute" not in self.alone:
             return None
-        others = self.path["reading"] + self.path["communication"] + self.path["slow rank"]
+        others = self.path[StepPart.DATA] + self.path[StepPart.COMMUNICATION] + self.path[StepPart.STRAGGLER]
         return SumCheck(self.alone["compute"] + others, self.whole)
 
 
 @dataclass(frozen=True)
 class Fractions:
-    """How near computing comes to what was measured at most; None where one of the two is not known."""
+    """How near compute comes to the measured peaks; None where one of the two is not known."""
 
     flops: float | None
     bytes: float | None
@@ -123,20 +126,20 @@ def find_shares(measurement: Measurement) -> Shares:
     ranks = len(seconds.get("whole", ()))
     trials = len(seconds["whole"][0]) if ranks else 0
 
-    def part(*names: str) -> list[list[float]]:
-        tables = [measurement.parts[name] for name in names if name in measurement.parts]
+    def part(*parts: StepPart) -> list[list[float]]:
+        tables = [measurement.parts[each.key] for each in parts if each.key in measurement.parts]
         return [[sum(table[rank][trial] for table in tables) for trial in range(trials)] for rank in range(ranks)]
 
     whole = over_ranks(seconds.get("whole", ()), statistics.median)
-    own = part("data", *COMPUTING)
+    own = part(StepPart.DATA, *COMPUTE)
     path = {
-        "reading": over_ranks(part("data"), statistics.median_low),
-        "computing": over_ranks(part(*COMPUTING), statistics.median_low),
+        StepPart.DATA: over_ranks(part(StepPart.DATA), statistics.median_low),
+        StepPart.COMPUTE: over_ranks(part(*COMPUTE), statistics.median_low),
         # The rank that comes last waits for nobody: its time is what the exchange itself takes.
-        "communication": over_ranks(part("communication"), min),
-        "slow rank": over_ranks(own, lambda times: max(times) - statistics.median_low(times)),
+        StepPart.COMMUNICATION: over_ranks(part(StepPart.COMMUNICATION), min),
+        StepPart.STRAGGLER: over_ranks(own, lambda times: max(times) - statistics.median_low(times)),
     }
-    path["rest"] = whole - path["reading"] - path["computing"] - path["communication"] - path["slow rank"]
+    path[StepPart.OTHER] = functools.reduce(Figure.__sub__, path.values(), whole)
     figures = [Figure(tuple(times)) for times in own]
     speeds = [Figure(tuple(times)).map(_rate(measurement.per_rank_batch)) for times in seconds.get("whole", ())]
     return Shares(
@@ -152,16 +155,16 @@ def find_shares(measurement: Measurement) -> Shares:
 
 
 def find_fractions(measurement: Measurement, shares: Shares) -> Fractions:
-    """The fraction of the measured ceilings at which a rank computes."""
+    """The fraction of the measured peaks at which a rank computes."""
     flops, moved = device_seconds(measurement)
-    computing = shares.path["computing"].median
+    computing = shares.path[StepPart.COMPUTE].median
     if not computing:
         return Fractions(None, None)
     return Fractions(flops and flops / computing, moved and moved / computing)
 
 
 def device_seconds(measurement: Measurement, fused: bool | None = None) -> tuple[float | None, float | None]:
-    """Seconds that a step's operations, and its bytes, take at the measured ceilings of a rank."""
+    """Seconds that a step's operations, and its bytes, take at the measured peaks of a rank."""
     work, ceilings = measurement.work, measurement.ceilings
     if work is None or not ceilings:
         return None, None

@@ -1,4 +1,4 @@
-"""What to change in a recipe, by what bounds it: overrides in the order of what they promise.
+"""What to change in a recipe, by its bottleneck: overrides, the most promising first.
 
 Light: imports no torch.
 """
@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tutti import units
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Shares, compiles, is_on
+from tutti.runs.step_parts import StepPart
 
 Change = Literal["precision", "batch"]
 _MEBIBYTE = 1 << 20
 _SOURCES = ("device", "memory")  # the fastest first
 _BUCKETS = (100, 50, 10)
 _FIRST_BUCKET, _BUCKET = 1, 25  # torch's choice, in MiB
-_SLOWED = 0.2  # computing beside loader processes that take its cores
+_SLOWED = 0.2  # compute beside loader processes that take its cores
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Overrides to try, or words where there is nothing to set; `changes` says what of learning would be another."""
+    """Overrides to try, or advice where there is nothing to set; `changes` names what changes the trained model."""
 
     overrides: tuple[str, ...]
     why: str
@@ -35,15 +37,15 @@ class Suggestion:
 
     @property
     def line(self) -> str:
-        """What to do and why, with a warning where another thing would be learned."""
+        """What to do and why, with a warning where the trained model changes."""
         if not self.overrides:
             return self.why
-        warning = f" (changes the {self.changes}, and so what is learned)" if self.changes else ""
+        warning = f" (changes the {self.changes}, and so the trained model)" if self.changes else ""
         return f"try {self.text}: {self.why}{warning}"
 
 
 def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Suggestion]:
-    """What may help against a bound; only what would change something here."""
+    """What may help against a bottleneck; only what would change something here."""
     if bound == "balanced":
         first, second = (list(_RULES[name](measurement, shares)) for name in largest(shares)[:2])
         taken = [each for pair in zip(first, second, strict=False) for each in pair]
@@ -52,9 +54,9 @@ def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Sugges
 
 
 def largest(shares: Shares) -> list[str]:
-    """The parts of a step, the largest first; time that no part covers is the host's."""
+    """The parts of a step, the largest first; time that no part covers is overhead of the host."""
     by_size = sorted(shares.path, key=lambda name: -shares.path[name].median)
-    return ["host" if name == "rest" else name for name in by_size]
+    return ["host" if name is StepPart.OTHER else name for name in by_size]
 
 
 def _different(found: Iterable[Suggestion]) -> list[Suggestion]:
@@ -64,7 +66,7 @@ def _different(found: Iterable[Suggestion]) -> list[Suggestion]:
     return list(kept.values())
 
 
-def _reading(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+def _data_loading(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     data = _section(measurement, "data")
     present = data.get("source")
     for source in _SOURCES[: _SOURCES.index(present) if present in _SOURCES else None]:
@@ -82,23 +84,27 @@ _PLACES = {"device": "the GPU's own memory", "memory": "the host's memory instea
 
 
 def _workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
-    """As many loader processes as hide reading behind the rest of a step, then more, then fewer than that."""
+    """As many loader processes as hide data loading behind the rest of a step, then more, then fewer than that."""
     most = max(4, 2 * measurement.cores // max(1, measurement.local_ranks))  # reads that wait need no core
     choices = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
     more = [workers for workers in choices if workers > present]
     alone = shares.alone.get("read")
-    left = shares.whole.median - shares.path["reading"].median
-    needed = (alone.median if alone else shares.path["reading"].median) * max(1, present) / left if left > 0 else most
+    left = shares.whole.median - shares.path[StepPart.DATA].median
+    needed = (
+        (alone.median if alone else shares.path[StepPart.DATA].median) * max(1, present) / left if left > 0 else most
+    )
     enough = [workers for workers in more if workers >= needed] or more[-1:]
     order = enough + [workers for workers in reversed(more) if workers not in enough]
     for workers in order:
-        yield Suggestion((f"data.workers={workers}",), f"{workers} loader processes on each rank read beside the step")
+        yield Suggestion(
+            (f"data.workers={workers}",), f"{workers} loader processes on each rank load batches during the step"
+        )
 
 
 def _fewer_workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
     if (shares.slowdown or 0) > _SLOWED:
         for workers in reversed([2**power for power in range(1, present.bit_length()) if 2**power < present]):
-            yield Suggestion((f"data.workers={workers}",), f"{present} loader processes take cores from computing")
+            yield Suggestion((f"data.workers={workers}",), f"{present} loader processes take cores from compute")
 
 
 def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Suggestion]:
@@ -109,18 +115,18 @@ def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Sug
         present = 2 if measurement.device == "cuda" else 0
     for depth in (2, 4):
         if depth > present:
-            yield Suggestion((f"data.prefetch={depth}",), f"{depth} batches are made ahead of the step")
+            yield Suggestion((f"data.prefetch={depth}",), f"{depth} batches are prefetched")
 
 
-def _computing(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+def _compute(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     speed, model = _section(measurement, "speed"), _section(measurement, "model").get("name", "")
     own = ":" in model
     yield from _threads(measurement)
     yield from _bf16(measurement)
     if model != "mlp" and not is_on(measurement, speed.get("channels_last", "gpu")):
-        yield Suggestion(("speed.channels_last=true",), "convolutions read channels that lie side by side")
+        yield Suggestion(("speed.channels_last=true",), "convolutions are faster in the channels-last memory format")
     if (own or model == "unet3d") and not is_on(measurement, speed.get("fold", "gpu")):
-        yield Suggestion(("speed.fold=true",), "layers of few channels become matrix products")
+        yield Suggestion(("speed.fold=true",), "layers of few channels become matrix multiplications")
     yield from _compile(measurement)  # last: whatever is tried on top of it is compiled too
 
 
@@ -128,9 +134,9 @@ def _compile(measurement: Measurement) -> Iterator[Suggestion]:
     """Compiled, and on a GPU recorded as graphs too."""
     graphs = measurement.device == "cuda" and not is_on(measurement, _section(measurement, "speed").get("graphs"))
     if not compiles(measurement):
-        yield Suggestion(("speed.compile=true",), "operators are fused, and data passes through memory less often")
+        yield Suggestion(("speed.compile=true",), "operators are fused, which reduces memory traffic")
         if graphs:
-            yield Suggestion(("speed.compile=true", "speed.graphs=true"), "and kernels are launched as one")
+            yield Suggestion(("speed.compile=true", "speed.graphs=true"), "and kernels are launched as one CUDA graph")
     elif graphs:
         yield Suggestion(("speed.graphs=true",), "kernels are launched as one")
 
@@ -144,7 +150,7 @@ def _threads(measurement: Measurement) -> Iterator[Suggestion]:
 
 def _bf16(measurement: Measurement) -> Iterator[Suggestion]:
     if measurement.settings.get("precision", "fp32") == "fp32" and (measurement.device == "cuda" or cpu_has_bf16()):
-        yield Suggestion(("precision=bf16",), "half the bytes, and faster matrix products", "precision")
+        yield Suggestion(("precision=bf16",), "half the bytes, and faster matrix multiplications", "precision")
 
 
 def cpu_has_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
@@ -158,9 +164,9 @@ def cpu_has_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
 def _communication(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     ddp = _section(measurement, "ddp")
     if ddp.get("broadcast_buffers"):
-        yield Suggestion(("ddp.broadcast_buffers=false",), "batch-norm statistics are not sent in every step")
+        yield Suggestion(("ddp.broadcast_buffers=false",), "batch-norm statistics are not broadcast in every step")
     if not ddp.get("direct", True) and measurement.device == "cpu" and len(set(measurement.hosts)) <= 1:
-        yield Suggestion(("ddp.direct=true",), "a small last bucket goes through shared memory")
+        yield Suggestion(("ddp.direct=true",), "a small last bucket is averaged through shared memory")
     yield from _buckets(measurement.gradient_bytes / _MEBIBYTE, ddp.get("bucket_mb"))
     if ddp.get("find_unused_parameters"):
         yield Suggestion(("ddp.find_unused_parameters=false",), "the graph is not searched in every step")
@@ -177,7 +183,7 @@ def _buckets(gradients_mb: float, present: float | None) -> Iterator[Suggestion]
         count = max(1, math.ceil(gradients_mb / size))
         if count not in counts:
             counts.add(count)
-            why = f"{gradients_mb:,.0f} MiB of gradients travel in {count} piece{'s' if count > 1 else ''}"
+            why = f"{gradients_mb:,.0f} MiB of gradients are averaged in {units.count(count, 'bucket')}"
             yield Suggestion((f"ddp.bucket_mb={size}",), why)
 
 
@@ -185,12 +191,12 @@ def _host(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     work = measurement.work
     if work and work.synchronises_at:
         lines = "; ".join(work.synchronises_at)
-        yield Suggestion((), f"do not read numbers from the device in a step (.item() and the like): {lines}")
+        yield Suggestion((), f"avoid synchronizing with the device in a step (.item() and the like): {lines}")
     yield from reversed(list(_compile(measurement)))  # launches cost most here: graphs first
     micro = _section(measurement, "batch").get("micro")
     if micro and micro < measurement.per_rank_batch:
         whole = (f"batch.micro={measurement.per_rank_batch}",)
-        yield Suggestion(whole, "a rank's share in one pass; dropout and batch norm see other batches", "batch")
+        yield Suggestion(whole, "the batch of a rank in one pass; this changes dropout and batch norm", "batch")
     yield from _larger_batch(measurement)
 
 
@@ -200,9 +206,9 @@ def _memory(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     yield from _larger_batch(measurement)
 
 
-def _slow_rank(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+def _straggler(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     host = measurement.hosts[shares.slowest] if shares.slowest < len(measurement.hosts) else "its host"
-    yield Suggestion((), f"look at rank {shares.slowest} on {host}, for example with tutti doctor")
+    yield Suggestion((), f"examine rank {shares.slowest} on {host}, for example with tutti doctor")
     fits = measurement.local_ranks <= measurement.cores
     if measurement.local_ranks > 1 and fits and _section(measurement, "runtime").get("binding", "none") == "none":
         yield Suggestion(("runtime.binding=compact",), "every rank has cores of its own")
@@ -217,7 +223,7 @@ def _larger_batch(measurement: Measurement) -> Iterator[Suggestion]:
     if batch.get("micro"):
         overrides.append(f"batch.micro={2 * batch['micro']}")
     rule = _section(measurement, "schedule").get("scaling", "none")
-    rate = "the learning rate stays" if rule == "none" else "the learning rate follows"
+    rate = "the learning rate is not scaled" if rule == "none" else "the learning rate is scaled"
     yield Suggestion(tuple(overrides), f"half as many steps; {rate} (schedule.scaling={rule})", "batch")
 
 
@@ -226,10 +232,10 @@ def _section(measurement: Measurement, name: str) -> Mapping[str, Any]:
 
 
 _RULES: dict[str, Callable[[Measurement, Shares], Iterator[Suggestion]]] = {
-    "reading": _reading,
-    "computing": _computing,
-    "communication": _communication,
+    StepPart.DATA: _data_loading,
+    StepPart.COMPUTE: _compute,
+    StepPart.COMMUNICATION: _communication,
     "host": _host,
     "memory": _memory,
-    "slow rank": _slow_rank,
+    StepPart.STRAGGLER: _straggler,
 }

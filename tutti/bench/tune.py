@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.bench.ladder import Ladder, Rung
+from tutti import units
+from tutti.bench.greedy_search import GreedySearch, TriedChange
 from tutti.bench.measure import Tell, measure
 from tutti.bench.results import Measurement, write_measurements
 from tutti.bench.session import Session, open_session
@@ -36,21 +37,25 @@ def check_target(path: Path, recipe: str) -> None:
         raise ConfigError(f"--write {path}: {path.parent} is not a folder that can be written. Choose another one.")
 
 
-def write_recipe(path: Path, recipe: str, given: Sequence[str], ladder: Ladder, conditions: Mapping[str, Any]) -> None:
+def write_recipe(
+    path: Path, recipe: str, given: Sequence[str], search: GreedySearch, conditions: Mapping[str, Any]
+) -> None:
     """Write the tuned recipe so that it loads from where it is."""
-    write_durably(path, show_recipe(path.parent, recipe, given, ladder, conditions))
+    write_durably(path, show_recipe(path.parent, recipe, given, search, conditions))
 
 
-def show_recipe(folder: Path, recipe: str, given: Sequence[str], ladder: Ladder, conditions: Mapping[str, Any]) -> str:
+def show_recipe(
+    folder: Path, recipe: str, given: Sequence[str], search: GreedySearch, conditions: Mapping[str, Any]
+) -> str:
     """The text of the tuned recipe, for a file in a folder."""
-    first, last = (figure.median if figure else 0.0 for figure in (ladder.rungs[0].after, ladder.speed))
-    speeds = f"{first:,.0f} -> {last:,.0f} samples/s, {ladder.gain:.2f} times as fast"
+    first, last = (figure.median if figure else 0.0 for figure in (search.tried[0].after, search.speed))
+    speeds = f"{units.number(first)} -> {units.number(last)} samples/s, {search.gain:.2f} times as fast"
     lines = [f"{MARK} from {recipe}: {speeds}.", *(f"#   {name}: {value}" for name, value in conditions.items())]
     notes: dict[str, str] = {text.partition("=")[0]: "given on the command line" for text in given}
-    for rung in ladder.rungs[1:]:
-        if rung.kept:
-            notes |= {text.partition("=")[0]: _gained(rung) for text in rung.overrides}
-    kept = [f"{key}={value}" for key, value in ladder.kept.items()]
+    for change in search.tried[1:]:
+        if change.kept:
+            notes |= {text.partition("=")[0]: _gained(change) for text in change.overrides}
+    kept = [f"{key}={value}" for key, value in search.kept.items()]
     if not kept:
         lines.append("# Nothing that was tried helped beyond the noise.")
     values = _nested([*given, *kept])
@@ -66,9 +71,9 @@ def extends(recipe: str, folder: Path) -> str:
     return start if run == DEFAULT_RUN else f"{start}/{run}"
 
 
-def _gained(rung: Rung) -> str:
-    speeds = f"{rung.before.median:,.0f} -> {rung.after.median:,.0f} samples/s" if rung.before and rung.after else ""
-    return f"{rung.gain or 1:.2f} times as fast ({speeds}): {rung.why}"
+def _gained(change: TriedChange) -> str:
+    before, after = (units.number(figure.median) if figure else "?" for figure in (change.before, change.after))
+    return f"{change.gain or 1:.2f} times as fast ({before} -> {after} samples/s): {change.why}"
 
 
 def _nested(overrides: Sequence[str]) -> dict[str, Any]:
@@ -113,12 +118,12 @@ def _is_ours(path: Path) -> bool:
 
 RESULT, RECIPE, PICTURE = "tune.json", "tuned.yaml", "ladder.png"
 _TRIALS = 5
-_RUNGS = 20  # that should fit into the time
-_LEAST_SECONDS, _MOST_SECONDS = 0.5, 15.0  # of the trials of a rung
+_CHANGES = 20  # that should fit into the time
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 15.0  # of the trials of a change
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneRequest:
     """What a user wants tuned, for how long, and what may change."""
 
     recipe: str
@@ -129,22 +134,22 @@ class Asked:
 
     @property
     def seconds(self) -> float:
-        """About how long to measure each rung."""
-        return min(_MOST_SECONDS, max(_LEAST_SECONDS, 60 * self.minutes / _RUNGS))
+        """About how long to measure each change."""
+        return min(_MOST_SECONDS, max(_LEAST_SECONDS, 60 * self.minutes / _CHANGES))
 
 
 @dataclass(frozen=True)
 class Tuned:
     """What came out."""
 
-    ladder: Ladder
+    search: GreedySearch
     folder: RunFolder
     recipe: Path
     spent: bool  # the time, before all was tried
 
 
 class Budget:
-    """Whether there is time for another rung, which takes as long as the longest of the last three."""
+    """Whether there is time for another change, which takes as long as the longest of the last three."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -153,7 +158,7 @@ class Budget:
         self._costs: list[float] = []
 
     def lap(self) -> None:
-        """A rung has ended."""
+        """A change has ended."""
         now = self._clock()
         self._costs.append(now - self._last)
         self._last = now
@@ -164,9 +169,9 @@ class Budget:
 
 
 def tune(
-    asked: Asked, placement: Placement, folder: RunFolder | None, tell: Tell, show: Callable[[Rung], None]
+    asked: TuneRequest, placement: Placement, folder: RunFolder | None, tell: Tell, show: Callable[[TriedChange], None]
 ) -> Tuned:
-    """Climb until nothing is left to try or the time is spent; every rank enters and gets the same."""
+    """Try changes until none is left or the time is spent; every rank enters and gets the same result."""
     config = resolve(asked.recipe, asked.overrides).config
     with open_session("tune", config, placement, folder) as session:
         group, budget = session.group, Budget(60 * asked.minutes)
@@ -176,29 +181,29 @@ def tune(
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores is what is tried
         own = tell if group.is_first else (lambda _: None)
         found = [measure(session, config, "as it is", asked.overrides, _TRIALS, asked.seconds, own)]
-        ladder = Ladder(found[0], asked.allow)
-        _keep(session, asked, ladder, found, show)
+        search = GreedySearch(found[0], asked.allow)
+        _keep(session, asked, search, found, show)
         budget.lap()
-        while chosen := _choose(session, ladder, budget):
-            overrides = (*asked.overrides, *ladder.overrides_with(chosen))
+        while chosen := _choose(session, search, budget):
+            overrides = (*asked.overrides, *search.overrides_with(chosen))
             outcome = _try(session, asked, overrides, chosen, own)
-            ladder.note(chosen, outcome)
+            search.note(chosen, outcome)
             found += [outcome] if isinstance(outcome, Measurement) else []
-            _keep(session, asked, ladder, found, show)
+            _keep(session, asked, search, found, show)
             budget.lap()
-        spent = group.from_first(ladder.next() is not None)
-        return Tuned(ladder, session.folder, asked.write or session.folder.path / RECIPE, spent)
+        spent = group.from_first(search.next() is not None)
+        return Tuned(search, session.folder, asked.write or session.folder.path / RECIPE, spent)
 
 
-def _choose(session: Session, ladder: Ladder, budget: Budget) -> Suggestion | None:
+def _choose(session: Session, search: GreedySearch, budget: Budget) -> Suggestion | None:
     """Rank 0 decides: the others' clocks and processors may differ."""
-    return session.group.from_first(None if budget.is_spent else ladder.next())
+    return session.group.from_first(None if budget.is_spent else search.next())
 
 
 def _try(
-    session: Session, asked: Asked, overrides: tuple[str, ...], chosen: Suggestion, tell: Tell
+    session: Session, asked: TuneRequest, overrides: tuple[str, ...], chosen: Suggestion, tell: Tell
 ) -> Measurement | str:
-    """Measure a rung, or say why that is not possible, on all ranks the same."""
+    """Measure a change, or say why that is not possible, on all ranks the same."""
     try:
         try:
             config = resolve(asked.recipe, overrides).config
@@ -225,20 +230,24 @@ def _try(
 
 
 def _keep(
-    session: Session, asked: Asked, ladder: Ladder, found: list[Measurement], show: Callable[[Rung], None]
+    session: Session,
+    asked: TuneRequest,
+    search: GreedySearch,
+    found: list[Measurement],
+    show: Callable[[TriedChange], None],
 ) -> None:
     """Write what is known by now, so that nothing is lost when it ends here."""
     if not session.group.is_first:
         return
-    show(ladder.rungs[-1])
+    show(search.tried[-1])
     more = {
         "recipe": asked.recipe,
         "given": list(asked.overrides),
         "minutes": asked.minutes,
         "allowed": list(asked.allow),
-        "gain": ladder.gain,
-        "kept": ladder.kept,
-        "rungs": [rung.plain() for rung in ladder.rungs],
+        "gain": search.gain,
+        "kept": search.kept,
+        "rungs": [change.plain() for change in search.tried],
     }
     write_measurements(session.folder.path / RESULT, found, more)
     segment = session.record.content["segments"][-1]
@@ -251,4 +260,4 @@ def _keep(
         "all figures": session.folder.path / RESULT,
     }
     for path in filter(None, (session.folder.path / RECIPE, asked.write)):
-        write_recipe(path, asked.recipe, asked.overrides, ladder, conditions)
+        write_recipe(path, asked.recipe, asked.overrides, search, conditions)

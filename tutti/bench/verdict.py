@@ -1,32 +1,142 @@
-"""What bounds a recipe: one sentence to act on, with the numbers it stands on.
-
-Light: imports no torch.
-"""
+"""What limits the speed of a recipe: one sentence to act on, and the numbers that it rests on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tutti.bench.evidence import explain_host, fixed_share, host_share, name_slowest, percent, show_evidence
+from tutti import units
 from tutti.bench.results import Measurement
-from tutti.bench.shares import Figure, Shares, device_seconds, find_shares
+from tutti.bench.shares import Figure, Shares, device_seconds, find_fractions, find_shares
 from tutti.bench.suggestions import Suggestion, largest, suggest
+from tutti.runs.step_parts import SHARES, StepPart
 
-Bound = Literal["reading", "computing", "communication", "slow rank", "host", "memory", "balanced", "unclear"]
+_NOTABLE = 0.05  # of a step
+
+
+def describe_step(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    """The measured numbers of a step as sentences, the most telling first."""
+    if not shares.whole.median:
+        return
+    trials = len(shares.whole.trials)
+    parts = ", ".join(f"{name} {units.percent(shares.share(name))}" for name in shares.path)
+    spread = f"spread {units.percent(shares.whole.relative_spread)} over {units.count(trials, 'trial')}"
+    yield f"a step takes {units.duration(shares.whole.median)} ({spread}): {parts}"
+    yield from _describe_overlap(shares)
+    yield from _describe_straggler(measurement, shares)
+    yield from _describe_compute(measurement, shares)
+    if check := shares.sum_check:
+        verb = "add up to" if check.adds_up else "do NOT add up: they are"
+        found, tolerance = units.percent(1 + check.difference), units.percent(check.tolerance)
+        yield f"phases measured apart {verb} {found} of a step (tolerance {tolerance})"
+
+
+def _describe_overlap(shares: Shares) -> Iterator[str]:
+    for name, phase, words in (
+        (StepPart.DATA, "read", "loading a batch"),
+        (StepPart.COMMUNICATION, "exchange", "averaging the gradients"),
+    ):
+        hidden = shares.hidden(name)
+        if hidden is not None:
+            alone, exposed = shares.alone[phase].median, shares.path[name].median
+            yield (
+                f"{words} takes {units.duration(alone)} alone; "
+                f"{units.duration(exposed)} are exposed in a step, {units.duration(hidden)} are hidden"
+            )
+
+
+def _describe_straggler(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    if shares.share(StepPart.STRAGGLER) < _NOTABLE:
+        return
+    yield f"{name_slowest(measurement, shares)} is the straggler: {'; '.join(_compare_ranks(measurement, shares))}"
+
+
+def _compare_ranks(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    """How much longer the slowest rank takes in a step, and for compute and data loading alone."""
+    typical = sorted(figure.median for figure in shares.own)[(len(shares.own) - 1) // 2]
+    if typical:
+        yield f"{shares.own[shares.slowest].median / typical:.2f} times the time of the others without waiting"
+    for phase, words in (("compute", StepPart.COMPUTE), ("read", StepPart.DATA)):
+        times = measurement.seconds.get(phase, ())
+        if len(times) == len(shares.own) and shares.alone[phase].median:
+            ratio = Figure(tuple(times[shares.slowest])).median / shares.alone[phase].median
+            yield f"{ratio:.2f} times for {words} alone"
+
+
+def _describe_compute(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    if shares.slowdown is not None:
+        alone, beside = shares.alone["compute"].median, shares.path[StepPart.COMPUTE].median
+        yield f"compute takes {units.duration(alone)} alone and {units.duration(beside)} in a step"
+    fractions = find_fractions(measurement, shares)
+    if fractions.flops is not None:
+        yield f"arithmetic at the measured peak would take {units.percent(fractions.flops)} of the compute time"
+    if fractions.bytes is not None:
+        moved = units.percent(fractions.bytes)
+        yield f"memory traffic at the measured bandwidth would take {moved} of the compute time"
+    fixed, work = fixed_share(shares), measurement.work
+    if fixed is not None:
+        ratio = shares.alone["double"].median / shares.alone["compute"].median
+        yield (
+            f"a batch twice as large takes {ratio:.2f} times as long: {units.percent(fixed)} of the compute time does "
+            "not depend on the batch"
+        )
+    if work and work.host_share is not None:
+        idle = f"the device is idle for {units.percent(work.host_share)} of the compute time"
+        yield f"{idle}, with {units.count(work.operators, 'operator')} a step"
+    if work and work.synchronisations:
+        lines = "; ".join(work.synchronises_at) or "line not known"
+        yield f"the host synchronizes with the device {work.synchronisations} times a step: {lines}"
+
+
+def name_slowest(measurement: Measurement, shares: Shares) -> str:
+    """The rank with the longest own time, and its host."""
+    if shares.slowest < len(measurement.hosts):
+        return f"rank {shares.slowest} on {measurement.hosts[shares.slowest]}"
+    return f"rank {shares.slowest}"
+
+
+def explain_host(measurement: Measurement, shares: Shares) -> str:
+    """Why the host limits a step, the strongest reason first."""
+    work, fixed, rest = measurement.work, fixed_share(shares) or 0.0, shares.share(StepPart.OTHER)
+    idle = (work.host_share if work else None) or 0.0
+    if rest > shares.share(StepPart.COMPUTE):
+        return f"{units.percent(rest)} of a step is outside of data loading, compute and communication"
+    if idle >= fixed:
+        reads = work.synchronisations if work else 0
+        often = f"; the host synchronizes with it {reads} times a step" if reads else ""
+        return f"the device is idle for {units.percent(idle)} of the compute time{often}"
+    return f"{units.percent(fixed)} of the compute time does not depend on the batch, which is small"
+
+
+def fixed_share(shares: Shares) -> float | None:
+    """The share of the compute time that does not depend on the size of the batch."""
+    alone, double = shares.alone.get("compute"), shares.alone.get("double")
+    if not alone or not double or not alone.median:
+        return None
+    return min(1.0, max(0.0, 2 - double.median / alone.median))
+
+
+def host_share(measurement: Measurement, shares: Shares) -> float:
+    """The share of the compute time that is overhead of the host, as far as it is known."""
+    idle = measurement.work.host_share if measurement.work else None
+    return min(1.0, max(idle or 0.0, fixed_share(shares) or 0.0))
+
+
+Bound = Literal["data loading", "compute", "communication", "straggler", "host", "memory", "balanced", "unclear"]
+_STORED = {part.value: part.share_key for part in SHARES} | {StepPart.STRAGGLER.value: "slow rank"}  # in bench.json
 _LEAD = 0.1  # of a step: parts that are closer are balanced
 _NOISE = 0.4  # of a step: trials that differ more say nothing
 _DISSENT = 0.25  # of the trials may find another part the largest, by more than the lead
 _HALF = 0.5
 _MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # a GPU runs dry at each; on a CPU they are work of the host
 _HIGH_HOST_SHARE = 0.3
-# Of computing: what it moves, at the speed of large copies, which other operators stay below.
+# Of the compute time: memory traffic at the speed of large copies, which other operators stay below.
 _MOVED = 0.4
 _MOVED_ANYWAY = 0.2  # where most of a step does not depend on the batch: weights are what is moved
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bounds a step, what could be won at most, and what to try."""
+    """What limits a step, how much faster it could be at most, and what to try."""
 
     bound: Bound
     sentence: str
@@ -38,12 +148,12 @@ class Verdict:
     def plain(self) -> dict[str, Any]:
         """As values for JSON."""
         return {
-            "bound": self.bound,
+            "bound": _STORED.get(self.bound, self.bound),
             "sentence": self.sentence,
             "evidence": list(self.evidence),
             "gain": self.gain,
             "suggestions": [vars(each) for each in self.suggestions],
-            "shares": {name: self.shares.share(name) for name in self.shares.path},
+            "shares": {_STORED[name]: self.shares.share(name) for name in self.shares.path},
         }
 
 
@@ -51,37 +161,38 @@ def judge(measurement: Measurement) -> Verdict:
     """The verdict on a measurement."""
     shares = find_shares(measurement)
     bound, doubt = _find_bound(shares)
-    refined: Bound = refine(measurement, shares) if bound == "computing" else bound
+    refined: Bound = refine(measurement, shares) if bound == "compute" else bound
     suggestions = suggest(measurement, refined, shares)
     gain = _gain(measurement, shares, refined)
     sentence = "; ".join(_clauses(measurement, shares, refined, doubt, gain, suggestions))
-    evidence = tuple(show_evidence(measurement, shares))
+    evidence = tuple(describe_step(measurement, shares))
     return Verdict(refined, sentence, evidence, gain, tuple(suggestions), shares)
 
 
 def _find_bound(shares: Shares) -> tuple[Bound, str]:
-    """The largest part if it leads clearly, and otherwise the reason of the doubt."""
+    """The largest part if it is clearly the largest, and otherwise why that is not known."""
     whole = shares.whole
     if not whole.median:
         return "unclear", "no whole step was measured"
     if whole.relative_spread > _NOISE:
-        return "unclear", f"the middle half of {len(whole.trials)} trials differs by {percent(whole.relative_spread)}"
+        spread = f"{units.percent(whole.relative_spread)} of the median"
+        return "unclear", f"the interquartile range of {len(whole.trials)} trials is {spread}"
     names = largest(shares)
     first, second = (shares.path[_part(name)] for name in names[:2])
     if _dissent(shares, first):
-        return "unclear", "the largest part of a step is another from trial to trial"
+        return "unclear", "the largest part of a step changes from trial to trial"
     lead = first - second
     if lead.median < _LEAD * whole.median:
         return "balanced", ""
     if lead.median <= lead.spread:
-        return "unclear", f"{names[0]} leads {names[1]} by less than the trials differ"
-    if names[0] == "slow rank" and not _always_the_same(shares):
-        return "unclear", "the slow rank is another from trial to trial"
+        return "unclear", f"{names[0]} exceeds {names[1]} by less than the spread of the trials"
+    if names[0] == StepPart.STRAGGLER and not _always_the_same(shares):
+        return "unclear", "the straggler changes from trial to trial"
     return names[0], ""  # pyright: ignore[reportReturnType]
 
 
-def _part(name: str) -> str:
-    return "rest" if name == "host" else name
+def _part(name: str) -> StepPart:
+    return StepPart.OTHER if name == "host" else StepPart(name)
 
 
 def _dissent(shares: Shares, first: Figure) -> bool:
@@ -97,33 +208,33 @@ def _always_the_same(shares: Shares) -> bool:
 
 
 def refine(measurement: Measurement, shares: Shares) -> Bound:
-    """What bounds computing: the device's arithmetic, its memory, or the host that keeps it busy."""
+    """What limits compute: the arithmetic of the device, its memory bandwidth, or the host that launches its work."""
     flops, moved = (seconds or 0.0 for seconds in device_seconds(measurement))
     work, fixed = measurement.work, fixed_share(shares) or 0.0
     idle = work.host_share if work else None
     least = _MOVED_ANYWAY if fixed >= _HALF else _MOVED
-    if (idle or 0) < _HALF and moved > 2 * flops and moved >= least * shares.path["computing"].median:
+    if (idle or 0) < _HALF and moved > 2 * flops and moved >= least * shares.path[StepPart.COMPUTE].median:
         return "memory"
     if (idle or 0) >= _HALF or (fixed >= _HALF and (idle is None or idle >= _HIGH_HOST_SHARE)):
         return "host"
     many = _MANY_SYNCHRONISATIONS.get(measurement.device, 1)
     if work and work.synchronisations >= many and (idle or 0) >= _HIGH_HOST_SHARE:
         return "host"
-    return "computing"
+    return "compute"
 
 
 def _gain(measurement: Measurement, shares: Shares, bound: Bound) -> float | None:
-    """How many times as fast a step could be if what bounds it took no more than it must."""
+    """How many times as fast a step could be if what limits it took the least possible time."""
     if bound == "unclear":
         return None
-    won = shares.path["computing"].median
-    if bound in ("computing", "memory"):
+    won = shares.path[StepPart.COMPUTE].median
+    if bound in ("compute", "memory"):
         flops, moved = device_seconds(measurement, fused=True)
         if flops is None or moved is None:
             return None
         won -= max(flops, moved)
     elif bound == "host":
-        won = max(0.0, shares.path["rest"].median) + won * host_share(measurement, shares)
+        won = max(0.0, shares.path[StepPart.OTHER].median) + won * host_share(measurement, shares)
     else:
         won = shares.path[_part(largest(shares)[0])].median
     left = shares.whole.median - max(0.0, won)
@@ -138,9 +249,9 @@ def _clauses(
     gain: float | None,
     suggestions: Sequence[Suggestion],
 ) -> Iterator[str]:
-    """The sentence: what bounds, how much could be won, what to try."""
+    """The sentence: what limits a step, how much faster it could be, what to try."""
     if bound == "unclear":
-        yield f"not enough evidence: {doubt}"
+        yield f"inconclusive: {doubt}"
         yield "try --trials 9 or a quiet machine"
         return
     yield _reason(measurement, shares, bound)
@@ -153,25 +264,22 @@ def _clauses(
 
 
 def _reason(measurement: Measurement, shares: Shares, bound: Bound) -> str:
-    """What bounds a step, in words and a number."""
+    """What limits a step, in words and a number."""
     if bound == "balanced":
-        first, second = (f"{name} ({percent(shares.share(_part(name)))})" for name in largest(shares)[:2])
+        first, second = (f"{name} ({units.percent(shares.path_share(name))})" for name in largest(shares)[:2])
         return f"balanced: {first} and {second} take about as long"
-    if bound == "reading":
-        return f"bound by reading: {percent(shares.share('reading'))} of a step waits for batches"
+    if bound == "data loading":
+        return f"bound by data loading: {units.percent(shares.share(StepPart.DATA))} of a step waits for batches"
     if bound == "communication":
-        return (
-            f"bound by communication: {percent(shares.share('communication'))} of a step waits for averaged gradients"
-        )
-    if bound == "slow rank":
-        waits = f"{percent(shares.share('slow rank'))} of a step waits"
-        return f"bound by a slow rank: {waits} for {name_slowest(measurement, shares)}"
-    computing = f"{percent(shares.share('computing'))} of a step is computing"
+        exposed = units.percent(shares.share(StepPart.COMMUNICATION))
+        return f"bound by communication: {exposed} of a step is exposed communication"
+    if bound == "straggler":
+        waits = f"{units.percent(shares.share(StepPart.STRAGGLER))} of a step waits"
+        return f"bound by a straggler: {waits} for {name_slowest(measurement, shares)}"
+    compute = f"{units.percent(shares.share(StepPart.COMPUTE))} of a step is compute"
     if bound == "memory":
-        moved = device_seconds(measurement)[1] or 0.0
-        return (
-            f"bound by memory: {computing}, and {percent(moved / shares.path['computing'].median)} of that moves data"
-        )
+        moved = (device_seconds(measurement)[1] or 0.0) / shares.path[StepPart.COMPUTE].median
+        return f"bound by memory bandwidth: {compute}, and {units.percent(moved)} of that is memory traffic"
     if bound == "host":
         return f"bound by the host: {explain_host(measurement, shares)}"
-    return f"bound by computing: {computing}"
+    return f"bound by compute: {compute}"

@@ -14,8 +14,8 @@ from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from tutti.bench.measure import Bench
     from tutti.bench.results import Measurement
-    from tutti.bench.run import Bench
 
 
 _COLLECTIVES = "Only for tutti bench collectives"
@@ -48,7 +48,7 @@ def bench(
         str | None, typer.Option(help="all_reduce, broadcast, all_gather.", rich_help_panel=_COLLECTIVES)
     ] = None,
 ) -> None:
-    """Measure the time of reading, computing and communicating, and tell what limits the throughput of a recipe."""
+    """Measure the time of data loading, compute and communication, and tell what limits the throughput of a recipe."""
     if recipe != "collectives":
         if sizes is not None or operations is not None:
             raise ConfigError("--sizes and --operations are for tutti bench collectives: leave them out for a recipe.")
@@ -67,25 +67,25 @@ def _bench_recipe(
     """Measure a recipe, or variants of it."""
     placement = place(ranks)
     make_importable(recipe)
-    from tutti.bench.run import check, read_variants
+    from tutti.bench.measure import check, read_variants
 
     chosen = read_variants(variants, recipe, overrides)
     check(chosen, ranks or placement.world_size, trials, seconds)
 
     def work(placement: Placement, folder: RunFolder | None) -> Any:
-        from tutti.bench import run
+        from tutti.bench import measure
 
         with StatusLine(placement) as tell:
-            found = run.bench(chosen, placement, folder, trials, seconds, tell)
+            found = measure.bench(chosen, placement, folder, trials, seconds, tell)
         if placement.rank == 0:
             _show(found)
         return found
 
-    on_ranks("bench", chosen[0].config, ranks, ["tutti.bench.run"], work)
+    on_ranks("bench", chosen[0].config, ranks, ["tutti.bench.measure"], work)
 
 
 def _show(found: "Bench") -> None:
-    from tutti.bench.run import PICTURE
+    from tutti.bench.measure import PICTURE
     from tutti.report.phases import draw_phases
 
     if len(found.found) == 1:

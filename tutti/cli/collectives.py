@@ -28,7 +28,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.output import Tee
 
 if TYPE_CHECKING:
-    from tutti.bench.collectives.measure import Request
+    from tutti.bench.collectives.measure import CollectivesRequest
     from tutti.bench.session import Session
 
 _TITLES = ("operation", "ranks", "hosts", "size", "time", "lowest", "highest", "bandwidth", "bus")
@@ -47,11 +47,11 @@ def bench_collectives(
     config = resolve("hello", [*overrides, "recipe=collectives"]).config
 
     def work(placement: Placement, folder: RunFolder | None) -> None:
-        from tutti.bench.collectives.measure import Request
+        from tutti.bench.collectives.measure import CollectivesRequest
         from tutti.bench.session import open_session
 
         with open_session("bench", config, placement, folder) as session:
-            _measure(session, Request(**asked, trials=trials, seconds=seconds))
+            _measure(session, CollectivesRequest(**asked, trials=trials, seconds=seconds))
 
     on_ranks("bench", config, _count(ranks), ["tutti.bench.collectives.measure", "tutti.report.collectives"], work)
 
@@ -77,7 +77,7 @@ def _count(ranks: int | None) -> int | None:
     return ranks or 2
 
 
-def _measure(session: "Session", request: "Request") -> None:
+def _measure(session: "Session", request: "CollectivesRequest") -> None:
     from tutti.bench.collectives.measure import measure
 
     with _progress(session, len(request.sizes)) as tell:
@@ -96,7 +96,7 @@ def _measure(session: "Session", request: "Request") -> None:
     session.say(f"run folder: {session.folder.path}")
 
 
-def _conditions(session: "Session", request: "Request") -> dict[str, Any]:
+def _conditions(session: "Session", request: "CollectivesRequest") -> dict[str, Any]:
     """Under which circumstances the figures hold."""
     segment = session.record.content["segments"][-1]
     on_gpu = session.device.type == "cuda"

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from tutti import units
 from tutti.bench.trace.horovod import read_tensors, read_timeline, write_horovod_summary
-from tutti.bench.trace.steps import DEFAULT_STEPS, Asked, parse_steps
+from tutti.bench.trace.summary import DEFAULT_STEPS, TracedSteps, parse_steps
 from tutti.cli.options import Ranks, examples
 from tutti.cli.ranks import as_rank, finish, is_rank, on_ranks, place
 from tutti.config.load import resolve
@@ -59,7 +59,7 @@ def profile(
         _refuse_for_scripts(steps, memory, stacks)
         _profile_script(recipe, overrides, ranks)
         return
-    asked = Asked(*parse_steps(DEFAULT_STEPS if steps is None else steps), memory, stacks)
+    asked = TracedSteps(*parse_steps(DEFAULT_STEPS if steps is None else steps), memory, stacks)
     make_importable(recipe)
     config = resolve(recipe, overrides).config
     _check_framework(config, ["tutti train", recipe, *overrides], asked)
@@ -74,7 +74,7 @@ def profile(
     on_ranks("profile", config, ranks, ["tutti.bench.trace.profile"], work)
 
 
-def _check_framework(config: RunConfig, words: list[str], asked: Asked) -> None:
+def _check_framework(config: RunConfig, words: list[str], asked: TracedSteps) -> None:
     if config.framework != "torch":
         raise ConfigError(
             f"framework={config.framework}: tutti profile traces torch. TensorFlow's own profiler traces these steps "
@@ -82,7 +82,7 @@ def _check_framework(config: RunConfig, words: list[str], asked: Asked) -> None:
         )
 
 
-def _check_end(config: RunConfig, ranks: int, asked: Asked) -> None:
+def _check_end(config: RunConfig, ranks: int, asked: TracedSteps) -> None:
     """Refuse steps beyond the end where the number of samples is known before anything starts."""
     from tutti.config.plan import make_plan
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti import units
-from tutti.bench.ladder import ALLOWED, Rung
+from tutti.bench.greedy_search import ALLOWED, TriedChange
 from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.cli.ranks import StatusLine, is_rank, on_ranks, place
 from tutti.config.load import resolve
@@ -65,10 +65,10 @@ def _tune(
         check_parts(config, ranks or 1)
 
     def work(placement: Placement, folder: RunFolder | None) -> Any:
-        from tutti.bench.tune import Asked
+        from tutti.bench.tune import TuneRequest
         from tutti.bench.tune import tune as climb
 
-        asked = Asked(recipe, tuple(overrides), minutes, tuple(allow), write)
+        asked = TuneRequest(recipe, tuple(overrides), minutes, tuple(allow), write)
         if placement.rank == 0:
             changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
             print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
@@ -91,14 +91,14 @@ def _check(config: RunConfig, minutes: float, allow: list[str]) -> None:
         raise ConfigError(f"framework={config.framework} cannot be tuned: expected torch. Set framework=torch.")
 
 
-def _show_rung(rung: Rung) -> None:
+def _show_rung(rung: TriedChange) -> None:
     """A line when a rung is done, and the verdict where it is made anew."""
     print(_line(rung), flush=True)
     if rung.kept:
         print(f"    {rung.verdict}", flush=True)
 
 
-def _line(rung: Rung) -> str:
+def _line(rung: TriedChange) -> str:
     if rung.before is None and rung.after is not None:
         spread = f"spread {units.percent(rung.after.relative_spread)}"
         return f"{rung.name}: {units.number(rung.after.median)} samples/s ({spread})"
@@ -113,24 +113,24 @@ def _show(tuned: "Tuned", recipe: str) -> None:
     from tutti.bench.tune import PICTURE
     from tutti.report.ladder import draw_ladder
 
-    ladder = tuned.ladder
+    search = tuned.search
     titles = ["rung", "overrides", "before", "after", "gain", "outcome"]
     print()
-    rows = [_row(number, rung) for number, rung in enumerate(ladder.rungs)]
+    rows = [_row(number, rung) for number, rung in enumerate(search.tried)]
     units.print_table(titles, rows, left=("overrides", "outcome"))
     if tuned.spent:
         print("\nthe time is spent before all was tried: more with --minutes")
-    left = ladder.left()
+    left = search.left()
     print("\n".join(["", "not tried here:", *(f"  {line}" for line in left)]) if left else "", flush=True)
-    picture = draw_ladder(ladder.rungs, recipe, tuned.folder.path / PICTURE)
-    print(f"{ladder.gain:.2f} times as fast as {recipe}: {' '.join(_kept(tuned)) or 'nothing helped'}")
+    picture = draw_ladder(search.tried, recipe, tuned.folder.path / PICTURE)
+    print(f"{search.gain:.2f} times as fast as {recipe}: {' '.join(_kept(tuned)) or 'nothing helped'}")
     print(f"tuned recipe: {tuned.recipe}\npicture:      {picture}\nrun folder:   {tuned.folder.path}", flush=True)
 
 
 def _kept(tuned: "Tuned") -> list[str]:
-    return [f"{key}={value}" for key, value in tuned.ladder.kept.items()]
+    return [f"{key}={value}" for key, value in tuned.search.kept.items()]
 
 
-def _row(number: int, rung: Rung) -> list[str]:
+def _row(number: int, rung: TriedChange) -> list[str]:
     before, after = (units.number(figure.median) if figure else "" for figure in (rung.before, rung.after))
     return [str(number), rung.name, before, after, f"{rung.gain:.2f}" if rung.gain else "", rung.outcome]

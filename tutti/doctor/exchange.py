@@ -1,4 +1,4 @@
-"""Values between ranks through the store at which they meet, each wait with a deadline; no process group is needed."""
+"""Values between ranks through the store of the rendezvous, each wait with a deadline; no process group is needed."""
 
 import json
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ import torch.distributed as dist
 from tutti.errors import LaunchError
 
 
-class Exchange:
-    """Plain values by key; what is not there in time is None."""
+class StoreExchange:
+    """Plain values by key; a value that does not arrive in time is None."""
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self._store = store
@@ -39,18 +39,18 @@ class Exchange:
         except dist.DistError as error:
             raise _gone(error) from error
 
-    def tell_any(self, key: str, value: Any, count: int) -> None:
-        """Put a value that any of so many ranks may have; once all have told, the key is there in any case."""
+    def put_any(self, key: str, value: Any, count: int) -> None:
+        """Put a value that any of `count` ranks may have; after the last call the key exists in any case."""
         if value is not None:
             self.put(key, value)
         try:
-            if self._store.add(f"{key}/told", 1) == count and not self._store.check([key]):
+            if self._store.add(f"{key}/calls", 1) == count and not self._store.check([key]):
                 self.put(key, None)
         except dist.DistError as error:
             raise _gone(error) from error
 
     def meet(self, key: str, count: int, seconds: float) -> bool:
-        """Wait until so many ranks are here; whether they came in time."""
+        """Wait until `count` ranks have called; returns whether they did so in time."""
         try:
             if self._store.add(f"{key}/count", 1) == count:
                 self._store.set(f"{key}/open", "")
@@ -64,5 +64,5 @@ class Exchange:
 
 def _gone(error: Exception) -> LaunchError:
     return LaunchError(
-        f"rank 0, at whose store the ranks meet, is gone ({str(error).splitlines()[0]}). Look at what it has printed."
+        f"rank 0, which holds the store of the rendezvous, has ended ({str(error).splitlines()[0]}). See its output."
     )

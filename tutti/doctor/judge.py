@@ -1,9 +1,10 @@
-"""What the figures of all links say about one of them, or about a host; pure."""
+"""Findings about links and hosts from the measurements of all links; pure."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median, median_high
 
-from tutti.doctor.findings import Finding, fault, format_seconds, format_speed, name_hosts, warning
+from tutti import units
+from tutti.doctor.findings import Finding, fault, name_hosts, warning
 from tutti.doctor.plan import Link
 
 WARNING_FACTOR = 2.0  # a link slower than the usual one by this is a warning,
@@ -54,13 +55,13 @@ def _judge_dead(links: Sequence[Link]) -> list[Finding]:
         findings.append(
             fault(
                 f"no other host has a working link with host {host} (for example, {error}). "
-                "Look at its network and firewall, or leave the host out."
+                "Check its network and firewall, or exclude the host."
             )
         )
     return findings + [
         fault(
             f"the link between hosts {link.first} and {link.second} does not work: {link.error}. "
-            "Look at the firewall, the interface (GLOO_SOCKET_IFNAME) and the cable between them."
+            "Check the firewall, the interface (GLOO_SOCKET_IFNAME) and the cable between them."
         )
         for link in dead
         if link.first not in lonely and link.second not in lonely
@@ -79,12 +80,13 @@ def _judge_slow(links: Sequence[Link]) -> list[Finding]:
             continue
         how = "sends and receives" if sent and received else "sends" if sent else "receives"
         figures = sorted(slow[pair] for pair in (*sent, *received))
+        span = f"{units.bit_rate(figures[0])} to {units.bit_rate(figures[-1])}"
         findings.append(
             _slow(
-                f"host {host} {how} slowly on all its links: {format_speed(figures[0])} to {format_speed(figures[-1])}",
+                f"host {host} {how} slowly on all its links: {span}",
                 median(figures),
                 usual,
-                f"Look at the cable, port and settings of {host}, or leave the host out.",
+                f"Check the cable, port and settings of {host}, or exclude the host.",
             )
         )
         for pair in (*sent, *received):
@@ -104,13 +106,13 @@ def _all_slow(
 def _slow_link(pair: tuple[str, str], slow: Mapping[tuple[str, str], float], usual: float) -> Finding:
     first, second = pair
     if (second, first) in slow:
-        speeds = f"{format_speed(slow[pair])} there, {format_speed(slow[second, first])} back"
+        speeds = f"{units.bit_rate(slow[pair])} there, {units.bit_rate(slow[second, first])} back"
         worst = min(slow[pair], slow[second, first])
         text = f"the link between hosts {first} and {second} is slow: {speeds}"
     else:
         worst = slow[pair]
-        text = f"the link from host {first} to host {second} is slow: {format_speed(worst)}"
-    return _slow(text, worst, usual, f"Look at the cable and the switch between {first} and {second}.")
+        text = f"the link from host {first} to host {second} is slow: {units.bit_rate(worst)}"
+    return _slow(text, worst, usual, f"Check the cable and the switch between {first} and {second}.")
 
 
 def _is_slow(speed: float, usual: float, factor: float = WARNING_FACTOR) -> bool:
@@ -118,8 +120,8 @@ def _is_slow(speed: float, usual: float, factor: float = WARNING_FACTOR) -> bool
 
 
 def _slow(text: str, speed: float, usual: float, fix: str) -> Finding:
-    told = f"{text}, {usual / speed:.1f} times slower than the usual {format_speed(usual)}. {fix}"
-    return fault(told) if _is_slow(speed, usual, FAULT_FACTOR) else warning(told)
+    message = f"{text}, {usual / speed:.1f} times slower than the usual {units.bit_rate(usual)}. {fix}"
+    return fault(message) if _is_slow(speed, usual, FAULT_FACTOR) else warning(message)
 
 
 def _usual_latency(links: Sequence[Link]) -> float:
@@ -135,12 +137,12 @@ def _judge_late(links: Sequence[Link]) -> list[Finding]:
     late = [link for link in links if not link.error and _is_late(link, usual)]
     hosts = _shared_by_all([(link.first, link.second) for link in late], links)
     findings = (
-        [warning(f"{name_hosts(hosts)} answers late on all links, expected {format_seconds(usual)}.")] if hosts else []
+        [warning(f"{name_hosts(hosts)} answers late on all links, expected {units.duration(usual)}.")] if hosts else []
     )
     return findings + [
         warning(
             f"the link between hosts {link.first} and {link.second} answers after "
-            f"{format_seconds(link.latency_seconds)}, others after {format_seconds(usual)}."
+            f"{units.duration(link.latency_seconds)}, others after {units.duration(usual)}."
         )
         for link in late
         if link.first not in hosts and link.second not in hosts

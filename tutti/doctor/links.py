@@ -11,25 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from tutti.doctor.exchange import Exchange
-from tutti.doctor.plan import Link, Place
+from tutti.doctor.exchange import StoreExchange
+from tutti.doctor.plan import HostAddress, Link
 from tutti.ranks.interfaces import interface_towards, interfaces, source_towards
 from tutti.ranks.placement import Placement
 
 _LOOPBACK = "lo"
 
 
-def own_address(placement: Placement, exchange: Exchange, seconds: float) -> tuple[str, str]:
-    """What GLOO_SOCKET_IFNAME says; else on the way to the first host, and there on the way to another.
+def own_address(placement: Placement, exchange: StoreExchange, seconds: float) -> tuple[str, str]:
+    """The address and interface of this rank: of GLOO_SOCKET_IFNAME, else on the route to another host.
 
     Every rank enters. An address that is not there is empty.
     """
     several = placement.world_size > placement.local_size
     own = None
     if several and placement.address:
-        with suppress(OSError):  # the name is not known here: the links will tell
+        with suppress(OSError):  # the name does not resolve here: the link tests report it
             own = source_towards(placement.address)
-    exchange.tell_any("elsewhere", own, placement.world_size)
+    exchange.put_any("elsewhere", own, placement.world_size)
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if not name and several:
         other = placement.address if own else exchange.take("elsewhere", seconds)
@@ -48,10 +48,10 @@ _BLOCK = bytes(1 << 20)
 
 
 class Server:
-    """Answers the link tests of other hosts until it is closed; who does not know the word is turned away."""
+    """Answers the link tests of other hosts until it is closed; clients without the secret are refused."""
 
-    def __init__(self, address: str, word: str) -> None:
-        self._word = word.encode()
+    def __init__(self, address: str, secret: str) -> None:
+        self._secret = secret.encode()
         self._socket = socket.create_server((address, 0), family=_family(address), backlog=1024)
         self.port: int = self._socket.getsockname()[1]
         self._open: set[socket.socket] = set()
@@ -73,7 +73,7 @@ class Server:
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not hmac.compare_digest(_receive(connection, len(self._word)), self._word):
+            if not hmac.compare_digest(_receive(connection, len(self._secret)), self._secret):
                 return
             connection.sendall(b"!")
             while True:
@@ -89,12 +89,12 @@ class Server:
                     return
 
 
-def connect(place: Place, word: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """A connection whose other end has answered to the word."""
+def connect(place: HostAddress, secret: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """A connection whose server has accepted the secret."""
     connection = socket.create_connection((place.address, place.port), timeout=seconds)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(word.encode())
+        connection.sendall(secret.encode())
         _receive(connection, 1)
         connection.settimeout(STALL_SECONDS)
     except BaseException:
@@ -103,12 +103,12 @@ def connect(place: Place, word: str, seconds: float = CONNECT_SECONDS) -> socket
     return connection
 
 
-def connect_all(places: Mapping[int, Place], word: str) -> dict[int, socket.socket | str]:
+def connect_all(places: Mapping[int, HostAddress], secret: str) -> dict[int, socket.socket | str]:
     """Connections to many hosts at once, so that the dead ones cost one deadline together; or why there is none."""
 
-    def attempt(place: Place) -> socket.socket | str:
+    def attempt(place: HostAddress) -> socket.socket | str:
         try:
-            return connect(place, word)
+            return connect(place, secret)
         except OSError as error:
             return _why(error, place)
 
@@ -209,7 +209,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(found)
 
 
-def _why(error: OSError, place: Place) -> str:
+def _why(error: OSError, place: HostAddress) -> str:
     late = isinstance(error, TimeoutError)
     what = f"no answer within {CONNECT_SECONDS:g} s" if late else (error.strerror or str(error)).lower()
     return f"{place.address}:{place.port} on host {place.host}: {what}"

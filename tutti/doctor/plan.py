@@ -79,7 +79,7 @@ _TRANSFER_SECONDS, _QUICK_TRANSFER_SECONDS = 0.06, 0.02
 
 
 @dataclass(frozen=True)
-class Place:
+class HostAddress:
     """Where a host answers."""
 
     host: str
@@ -88,19 +88,19 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinkPlan:
     """Who takes part, as rank 0 has seen it: one place a host, by number."""
 
     ranks: list[int]
-    places: list[Place]
-    speakers: list[int]  # the rank that stands for each host
+    places: list[HostAddress]
+    first_ranks: list[int]  # the rank that tests for each host
     folder: str
-    word: str
+    secret: str
     transfer_seconds: float
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Plan":
-        return cls(**{**plain, "places": [Place(**place) for place in plain["places"]]})
+    def from_plain(cls, plain: Mapping[str, Any]) -> "LinkPlan":
+        return cls(**{**plain, "places": [HostAddress(**place) for place in plain["places"]]})
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,15 +115,15 @@ class Plan:
         return 30 + 1.5 * len(self.rounds)
 
 
-def make_plan(facts: Sequence[Facts], folder: str, word: str, quick: bool) -> Plan:
+def make_plan(facts: Sequence[Facts], folder: str, secret: str, quick: bool) -> LinkPlan:
     """One rank for each host: the first that answers link tests."""
-    speakers: dict[str, Facts] = {}
+    first_ranks: dict[str, Facts] = {}
     for each in facts:
         if each.port and facts[0].port:  # rank 0's host is number 0
-            speakers.setdefault(each.host, each)
-    places = [Place(each.host, each.address, each.port) for each in speakers.values()]
+            first_ranks.setdefault(each.host, each)
+    places = [HostAddress(each.host, each.address, each.port) for each in first_ranks.values()]
     ranks, seconds = [each.rank for each in facts], _QUICK_TRANSFER_SECONDS if quick else _TRANSFER_SECONDS
-    return Plan(ranks, places, [each.rank for each in speakers.values()], folder, word, seconds)
+    return LinkPlan(ranks, places, [each.rank for each in first_ranks.values()], folder, secret, seconds)
 
 
 def name_hosts_apart(facts: Sequence[Facts]) -> list[Facts]:
@@ -159,7 +159,7 @@ def check_addresses(facts: Sequence[Facts]) -> list[Finding]:
     return findings
 
 
-def gather_links(plan: Plan, answers: Sequence[dict[str, Any] | None]) -> list[Link]:
+def gather_links(plan: LinkPlan, answers: Sequence[dict[str, Any] | None]) -> list[Link]:
     """The measured links, and those over which no connection came about, one way or both."""
     names = [place.host for place in plan.places]
     links = {(p["first"], p["second"]): Link(**p) for answer in answers if answer for p in answer["links"]}

@@ -1,4 +1,4 @@
-"""What the doctor says: a table, findings and a closing line on the screen, and all figures in a record."""
+"""The report of `tutti doctor`: a table, findings and a closing line on the screen, and all figures in a record."""
 
 import json
 import time
@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from tutti import units
 from tutti.doctor.facts import Facts
-from tutti.doctor.findings import Finding, count, format_bytes, format_seconds, format_speed
+from tutti.doctor.findings import Finding
 from tutti.doctor.plan import Link
-from tutti.ranks.cores import format_list
 from tutti.runs.files import write_durably
 
 _MOST_ROWS = 40
-_LEAST_WIDTH = 120
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that was asked and measured, and what it means."""
+class DoctorReport:
+    """Facts, measurements and findings of all ranks."""
 
     world_size: int
     hosts: list[str]
@@ -44,8 +42,8 @@ class Report:
     def closing(self) -> str:
         """The last line."""
         if not self.faults:
-            return f"ready: {count(self.world_size, 'rank')} on {count(len(self.hosts), 'host')}"
-        return f"not ready: {count(len(self.faults), 'fault')}"
+            return f"ready: {units.count(self.world_size, 'rank')} on {units.count(len(self.hosts), 'host')}"
+        return f"not ready: {units.count(len(self.faults), 'fault')}"
 
     def plain(self) -> dict[str, Any]:
         """The record: names are added to it over time, and readers must accept that some are missing."""
@@ -64,47 +62,45 @@ class Report:
         }
 
 
-def write_record(report: Report, path: Path) -> None:
+def write_record(report: DoctorReport, path: Path) -> None:
     """The record as a JSON file."""
     write_durably(path, json.dumps(report.plain(), indent=2) + "\n")
 
 
-def print_report(report: Report) -> None:
+def print_report(report: DoctorReport) -> None:
     """The table of hosts, the links and the all-reduce in a line each, the findings, and the closing line."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.width = max(console.width, _LEAST_WIDTH)  # a narrow screen wraps the table, but nothing is cut
-    console.print(make_table(report), soft_wrap=False)
+    _print_hosts(report)
     for line in (*_link_lines(report.links), *_reduce_lines(report)):
         console.print(line)
     for each in report.findings:
         console.print(each.line(), style="red" if each.level == "fault" else "yellow")
-    console.print(f"{report.closing()} ({report.seconds:.1f} s)", style="bold")
+    console.print(f"{report.closing()} ({units.duration(report.seconds)})", style="bold")
 
 
-def make_table(report: Report) -> Table:
+def _print_hosts(report: DoctorReport) -> None:
     """A row for each host."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    names = ("ranks", "host", "address", "device", "cores", "threads", "free memory", "scratch", "run folder", "clock")
-    for name in names:
-        table.add_column(name, no_wrap=True, overflow="fold")
-    for host in report.hosts[:_MOST_ROWS]:
-        table.add_row(*_row(host, [each for each in report.facts if each.host == host], report.clocks.get(host)))
+    titles = ("ranks", "host", "address", "device", "cores", "threads", "free memory", "scratch", "run folder", "clock")
+    rows = [
+        _row(host, [each for each in report.facts if each.host == host], report.clocks.get(host))
+        for host in report.hosts[:_MOST_ROWS]
+    ]
+    units.print_table(titles, rows, left=titles)
     if len(report.hosts) > _MOST_ROWS:
-        table.add_row("...", f"and {len(report.hosts) - _MOST_ROWS} more hosts, in the record")
-    return table
+        print(f"and {len(report.hosts) - _MOST_ROWS} more hosts, in the record", flush=True)
 
 
 def _row(host: str, here: Sequence[Facts], clock: float | None) -> list[str]:
     first = here[0]
     cpus = {cpu for each in here for cpu in each.cpus}
     return [
-        format_list(each.rank for each in here),
+        units.ranges(each.rank for each in here),
         host,
         f"{first.address} {first.interface}".strip(),
         _device(here),
-        format_list(cpus) if len(format_list(cpus)) <= 24 else f"{len(cpus)}",
+        units.ranges(cpus) if len(units.ranges(cpus)) <= 24 else f"{len(cpus)}",
         "/".join(dict.fromkeys(str(each.threads) for each in here)),
-        f"{first.memory_free / 2**30:.1f} of {first.memory_total / 2**30:.1f} GiB",
+        f"{units.size(first.memory_free)} of {units.size(first.memory_total)}",
         _free(first.scratch_free),
         _free(first.folder_free),
         "unknown" if clock is None else f"{round(clock * 1e3, 1) + 0.0:+.1f} ms",
@@ -118,7 +114,7 @@ def _device(here: Sequence[Facts]) -> str:
 
 
 def _free(size: int) -> str:
-    return "unknown" if size < 0 else format_bytes(size)
+    return "unknown" if size < 0 else units.size(size)
 
 
 def _link_lines(links: Sequence[Link]) -> list[str]:
@@ -127,19 +123,15 @@ def _link_lines(links: Sequence[Link]) -> list[str]:
         return []
     speeds = sorted(speed for link in alive for speed in (link.there, link.back))
     late = sorted(link.latency_seconds for link in alive)
-    middle = speeds[len(speeds) // 2]
+    low, middle, high = (units.bit_rate(speeds[place]) for place in (0, len(speeds) // 2, -1))
     return [
-        f"links: {count(len(alive), 'pair')} of hosts, {format_speed(speeds[0])} to {format_speed(speeds[-1])} "
-        f"(median {format_speed(middle)}), round trip {format_seconds(late[0])} to {format_seconds(late[-1])}"
+        f"links: {units.count(len(alive), 'pair')} of hosts, {low} to {high} (median {middle}), "
+        f"round trip {units.duration(late[0])} to {units.duration(late[-1])}"
     ]
 
 
-def _reduce_lines(report: Report) -> list[str]:
+def _reduce_lines(report: DoctorReport) -> list[str]:
     if not report.all_reduce:
         return []
-    parts = [f"{_size(each['bytes'])} in {format_seconds(each['seconds'])}" for each in report.all_reduce]
+    parts = [f"{units.size(each['bytes'])} in {units.duration(each['seconds'])}" for each in report.all_reduce]
     return [f"all-reduce of {report.world_size} ranks over Gloo: {', '.join(parts)}"]
-
-
-def _size(size: int) -> str:
-    return f"{size} B" if size < 1000 else f"{size / 1e6:.3g} MB"

@@ -1,4 +1,4 @@
-"""The examination in its order: meet, tell, compare, measure, prove, report; and its short form before a run."""
+"""`tutti doctor` on the ranks: gather facts, compare, measure links, test an all-reduce; and the preflight of a run."""
 
 import contextlib
 import dataclasses
@@ -11,19 +11,24 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tutti import units
 from tutti.config.run import RunConfig
-from tutti.doctor.compare import compare
-from tutti.doctor.exchange import Exchange
+from tutti.doctor.exchange import StoreExchange
 from tutti.doctor.facts import Facts, find_facts
-from tutti.doctor.findings import Finding, fault
-from tutti.doctor.hosts import follow_tests, lead_tests
+from tutti.doctor.findings import Finding, compare, fault
+from tutti.doctor.hosts import (
+    ALL_REDUCE_SECONDS,
+    all_reduce,
+    choose_bytes,
+    follow_tests,
+    lead_all_reduce,
+    lead_tests,
+    nearest_folder,
+)
 from tutti.doctor.links import Server, own_address
-from tutti.doctor.plan import Plan, check_addresses, make_plan, name_hosts_apart
-from tutti.doctor.proof import PROOF_SECONDS, all_reduce, choose_bytes, lead_proof
-from tutti.doctor.report import Report, write_record
-from tutti.doctor.shared_folder import nearest_folder
+from tutti.doctor.plan import LinkPlan, check_addresses, make_plan, name_hosts_apart
+from tutti.doctor.report import DoctorReport, write_record
 from tutti.errors import LaunchError
-from tutti.ranks.fingerprint import name_ranks
 from tutti.ranks.placement import Placement
 from tutti.ranks.store import connect_store
 
@@ -33,7 +38,7 @@ _LEAVE_SECONDS = 5.0
 
 def examine(
     placement: Placement, config: RunConfig | None, folder: Path, wait_seconds: float = WAIT_SECONDS
-) -> Report | None:
+) -> DoctorReport | None:
     """The whole examination as one of the ranks; rank 0 has the report."""
     store = connect_store(placement, wait_seconds)
     return _examine(placement, config, folder, store, wait_seconds, quick=False)[1]
@@ -55,26 +60,26 @@ def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist
         for text in report.warnings:
             print(f"warning: {text}", flush=True)
     if faults:
-        error = LaunchError("\n".join(["the preflight has found faults:", *(f"  fault: {text}" for text in faults)]))
+        error = LaunchError("\n".join(["the preflight found faults:", *(f"  fault: {text}" for text in faults)]))
         error.agreed = True
         raise error
 
 
 def _examine(
     placement: Placement, config: RunConfig | None, folder: Path, store: dist.Store, wait_seconds: float, quick: bool
-) -> tuple[list[str], Report | None]:
+) -> tuple[list[str], DoctorReport | None]:
     """The faults, known to every rank, and on rank 0 the report."""
     begin = time.monotonic()
-    exchange = Exchange(dist.PrefixStore("doctor", store), placement.rank)
-    word = _agree_on_word(exchange, wait_seconds)
+    exchange = StoreExchange(dist.PrefixStore("doctor", store), placement.rank)
+    secret = _share_secret(exchange, wait_seconds)
     address, interface = own_address(placement, exchange, wait_seconds)
-    server = Server(address, word) if address and placement.local_rank == 0 else None
+    server = Server(address, secret) if address and placement.local_rank == 0 else None
     try:
         own = find_facts(placement, config, nearest_folder(folder), address, interface, server.port if server else 0)
         exchange.put(f"facts/{placement.rank}", own.plain())
         if placement.rank == 0:
             left = max(1.0, wait_seconds - (time.monotonic() - begin))
-            report = _lead(exchange, placement, store, own, word, left, quick)
+            report = _lead(exchange, placement, store, own, secret, left, quick)
             exchange.put("faults", report.faults)
             exchange.collect([f"left/{rank}" for rank in _others(report.facts)], _LEAVE_SECONDS)
             return report.faults, _timed(report, begin)
@@ -95,57 +100,65 @@ def _wait_for_end(store: dist.Store) -> None:
             time.sleep(0.01)
 
 
-def _agree_on_word(exchange: Exchange, seconds: float) -> str:
-    """A word that only the ranks of this job know."""
+def _share_secret(exchange: StoreExchange, seconds: float) -> str:
+    """A random secret that only the ranks of this job know."""
     if exchange.rank == 0:
-        exchange.put("word", secrets.token_hex(16))
-    word = exchange.take("word", seconds)
-    if word is None:
-        raise LaunchError(f"rank 0 has said nothing for {seconds:g} s. Does it run the same version of tutti?")
-    return word
+        exchange.put("secret", secrets.token_hex(16))
+    secret = exchange.take("secret", seconds)
+    if secret is None:
+        raise LaunchError(f"no answer from rank 0 for {seconds:g} s. Does it run the same version of tutti?")
+    return secret
 
 
 def _lead(
-    exchange: Exchange, placement: Placement, store: dist.Store, own: Facts, word: str, seconds: float, quick: bool
-) -> Report:
+    exchange: StoreExchange,
+    placement: Placement,
+    store: dist.Store,
+    own: Facts,
+    secret: str,
+    seconds: float,
+    quick: bool,
+) -> DoctorReport:
     """Rank 0's part: gather, plan, judge."""
     found = exchange.collect([f"facts/{rank}" for rank in range(placement.world_size)], seconds)
     facts = name_hosts_apart([Facts.from_plain(plain) for plain in found.values()])
     hosts = list(dict.fromkeys(each.host for each in facts))
     findings = _find_absent(facts, placement.world_size, seconds) + compare(facts) + check_addresses(facts)
-    plan = make_plan(facts, own.folder, word, quick)
+    plan = make_plan(facts, own.folder, secret, quick)
     exchange.put("plan", plan.plain())
     clocks, links, measured = lead_tests(exchange, plan, strict=not quick)
     findings += measured
     reduced: list[dict[str, Any]] = []
     broken = any(link.error for link in links) or len(facts) < placement.world_size or check_addresses(facts)
     size = 0 if quick or broken or placement.world_size == 1 else choose_bytes(links)
-    exchange.put("proof", size)
+    exchange.put("all_reduce", size)
     if size:
-        reduced, failed = lead_proof(exchange, store, placement, own.interface, size)
+        reduced, failed = lead_all_reduce(exchange, store, placement, own.interface, size)
         findings += failed
     findings.sort(key=lambda each: each.level)
-    return Report(placement.world_size, hosts, facts, clocks, links, reduced, findings)
+    return DoctorReport(placement.world_size, hosts, facts, clocks, links, reduced, findings)
 
 
-def _follow(exchange: Exchange, placement: Placement, store: dist.Store, own: Facts, wait_seconds: float) -> list[str]:
-    """Another rank's part: its host's tests if it stands for its host, and the all-reduce."""
-    plain = exchange.take("plan", wait_seconds + PROOF_SECONDS)
+def _follow(
+    exchange: StoreExchange, placement: Placement, store: dist.Store, own: Facts, wait_seconds: float
+) -> list[str]:
+    """Another rank's part: the tests of its host if it is its first rank, and the all-reduce."""
+    plain = exchange.take("plan", wait_seconds + ALL_REDUCE_SECONDS)
     if plain is None or placement.rank not in plain["ranks"]:
         raise LaunchError(
-            f"rank {placement.rank} came after rank 0 had ceased to wait for it. Start all ranks at once."
+            f"rank {placement.rank} connected after rank 0 had stopped waiting for it. Start all ranks at once."
         )
-    plan = Plan.from_plain(plain)
-    if placement.rank in plan.speakers:
-        follow_tests(exchange, plan, plan.speakers.index(placement.rank))
-    size = exchange.take("proof", 3 * plan.seconds)
+    plan = LinkPlan.from_plain(plain)
+    if placement.rank in plan.first_ranks:
+        follow_tests(exchange, plan, plan.first_ranks.index(placement.rank))
+    size = exchange.take("all_reduce", 3 * plan.seconds)
     if size:
         answer = all_reduce(store, placement, own.interface, size)
-        exchange.put(f"proof/{placement.rank}", answer)
-    faults = exchange.take("faults", 3 * PROOF_SECONDS)
+        exchange.put(f"all_reduce/{placement.rank}", answer)
+    faults = exchange.take("faults", 3 * ALL_REDUCE_SECONDS)
     exchange.put(f"left/{placement.rank}", True)
     if faults is None:
-        raise LaunchError("rank 0 has not told what it found. Look at what it has printed.")
+        raise LaunchError("rank 0 did not send its findings. See its output.")
     return faults
 
 
@@ -153,14 +166,14 @@ def _find_absent(facts: Sequence[Facts], world_size: int, seconds: float) -> lis
     absent = sorted(set(range(world_size)) - {each.rank for each in facts})
     if not absent:
         return []
-    here = name_ranks(each.rank for each in facts)
-    text = f"{name_ranks(absent)} of {world_size} did not come within {seconds:.0f} s; {here} did."
-    return [fault(f"{text} Look at what the missing ones have printed.")]
+    here = units.ranks(each.rank for each in facts)
+    text = f"{units.ranks(absent)} of {world_size} did not connect within {seconds:.0f} s; {here} did."
+    return [fault(f"{text} See the output of the missing ranks.")]
 
 
 def _others(facts: Sequence[Facts]) -> list[int]:
     return [each.rank for each in facts if each.rank]
 
 
-def _timed(report: Report, begin: float) -> Report:
+def _timed(report: DoctorReport, begin: float) -> DoctorReport:
     return dataclasses.replace(report, seconds=time.monotonic() - begin)

@@ -8,12 +8,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from tutti.bench.ladder import Rung
+from tutti.bench.greedy_search import TriedChange
 
 _KEPT, _NOT_KEPT = "#0072B2", "#BBBBBB"
 
 
-def draw_ladder(rungs: Sequence[Rung], recipe: str, path: Path) -> Path:
+def draw_ladder(rungs: Sequence[TriedChange], recipe: str, path: Path) -> Path:
     """A bar for each rung, from the top down, with the middle half of its trials; those that failed have none."""
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rungs) + 1.4), layout="constrained")
     most = max((rung.after.quartiles[1] for rung in rungs if rung.after), default=1.0) or 1.0

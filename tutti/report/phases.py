@@ -11,16 +11,22 @@ from matplotlib.axes import Axes
 
 from tutti.bench.results import Measurement
 from tutti.bench.shares import find_shares
+from tutti.runs.step_parts import StepPart
 
 # Okabe and Ito's colours, which all eyes can tell apart; hatches for print.
 COLOURS = {
-    "reading": ("#E69F00", ""),
-    "computing": ("#0072B2", ""),
-    "communication": ("#009E73", "//"),
-    "slow rank": ("#D55E00", "\\\\"),
-    "rest": ("#BBBBBB", ""),
+    StepPart.DATA: ("#E69F00", ""),
+    StepPart.COMPUTE: ("#0072B2", ""),
+    StepPart.COMMUNICATION: ("#009E73", "//"),
+    StepPart.STRAGGLER: ("#D55E00", "\\\\"),
+    StepPart.OTHER: ("#BBBBBB", ""),
 }
-_ALONE = {"read": "reading", "copy": "reading", "compute": "computing", "exchange": "communication"}
+_ALONE = {
+    "read": StepPart.DATA,
+    "copy": StepPart.DATA,
+    "compute": StepPart.COMPUTE,
+    "exchange": StepPart.COMMUNICATION,
+}
 _NAMES = {
     "read": "read",
     "copy": "copy to GPU",
@@ -53,11 +59,11 @@ def _draw_one(axes: Axes, measurement: Measurement) -> None:
     names = [name for name in _NAMES if name in shares.alone]
     for place, name in enumerate(names):
         figure = shares.alone[name]
-        colour, hatch = COLOURS[_ALONE.get(name, "computing")]
+        colour, hatch = COLOURS[_ALONE.get(name, StepPart.COMPUTE)]
         axes.bar(place, figure.median * 1e3, color=colour, hatch=hatch, alpha=0.55, edgecolor="white")
         if name == "communicate":
             more = figure.median - shares.alone["compute"].median
-            colour, hatch = COLOURS["communication"]
+            colour, hatch = COLOURS[StepPart.COMMUNICATION]
             axes.bar(
                 place, more * 1e3, bottom=(figure.median - more) * 1e3, color=colour, hatch=hatch, edgecolor="white"
             )

@@ -4,14 +4,18 @@ import math
 
 import pytest
 
-from tutti.bench.collectives.model import Point, blended, fit_line, wire_bits_per_second
+from tutti.bench.collectives.model import MessageTime, blended, fit_line, wire_bits_per_second
 
 SIZES = [1024 * 4**power for power in range(9)]
 
 
-def line_points(latency: float, bandwidth: float, blend: int = 1, noise: tuple[float, ...] = (1.0,)) -> list[Point]:
+def line_points(
+    latency: float, bandwidth: float, blend: int = 1, noise: tuple[float, ...] = (1.0,)
+) -> list[MessageTime]:
     times = [blended(latency, size / bandwidth, blend) for size in SIZES]
-    return [Point(2, size, t * noise[i % len(noise)]) for i, (size, t) in enumerate(zip(SIZES, times, strict=True))]
+    return [
+        MessageTime(2, size, t * noise[i % len(noise)]) for i, (size, t) in enumerate(zip(SIZES, times, strict=True))
+    ]
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(3e-4, 1.2e8), (2e-5, 2e11), (5e-3, 1e7)])
@@ -33,7 +37,7 @@ def test_a_latency_of_zero_is_not_negative() -> None:
 
 
 def test_times_that_do_not_grow_have_no_bandwidth() -> None:
-    line = fit_line([Point(2, size, 1e-3) for size in SIZES])
+    line = fit_line([MessageTime(2, size, 1e-3) for size in SIZES])
     assert line is not None
     assert line.latency_seconds == pytest.approx(1e-3)
     assert line.bytes_per_second == math.inf
@@ -44,7 +48,7 @@ def test_times_that_do_not_grow_have_no_bandwidth() -> None:
 @pytest.mark.parametrize("factor", [0.3, 4.0])
 def test_one_outlier_changes_neither_latency_nor_bandwidth(place: int, factor: float) -> None:
     points = line_points(3e-4, 1.2e8)
-    points[place] = Point(2, points[place].bytes, factor * points[place].seconds)
+    points[place] = MessageTime(2, points[place].bytes, factor * points[place].seconds)
     line = fit_line(points)
     assert line is not None
     assert line.latency_seconds == pytest.approx(3e-4, rel=0.02)
@@ -71,11 +75,11 @@ def test_bytes_that_hide_the_latency_are_blended_and_the_plain_sum_says_how_far_
 
 
 def test_two_sizes_are_enough_for_a_line_and_one_is_not() -> None:
-    line = fit_line([Point(2, 1000, 1.01e-3), Point(2, 1_000_000, 1.1e-2)])
+    line = fit_line([MessageTime(2, 1000, 1.01e-3), MessageTime(2, 1_000_000, 1.1e-2)])
     assert line is not None
     assert line.seconds(500_000) == pytest.approx(6.0e-3, rel=0.01)
     assert (line.blend, line.residual.points) == (1, 2)
-    assert fit_line([Point(2, 1000, 1e-3), Point(2, 1000, 1.1e-3)]) is None
+    assert fit_line([MessageTime(2, 1000, 1e-3), MessageTime(2, 1000, 1.1e-3)]) is None
 
 
 def test_the_wire_carries_headers_beside_the_payload() -> None:

@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tutti.bench.collectives.model import BUS_FACTORS, Model, Point, fit_model, read_models
+from tutti.bench.collectives.model import BUS_FACTORS, MessageTime, Model, fit_model, read_models
 
 SIZES = [1024 * 4**power for power in range(9)]
 
 
 def ring(
     operation: str, ranks: list[int], step: float = 1e-4, bandwidth: float = 1e9, base: float = 5e-5
-) -> list[Point]:
+) -> list[MessageTime]:
     steps = {"all_reduce": 2, "all_gather": 1}[operation]
     factor = BUS_FACTORS[operation]
     return [
-        Point(n, size, base + step * steps * (n - 1) + factor(n) * size / bandwidth) for n in ranks for size in SIZES
+        MessageTime(n, size, base + step * steps * (n - 1) + factor(n) * size / bandwidth)
+        for n in ranks
+        for size in SIZES
     ]
 
 
-def fitted(operation: str, points: list[Point], first_host_ranks: int = 1, pipelined: bool = False) -> Model:
+def fitted(operation: str, points: list[MessageTime], first_host_ranks: int = 1, pipelined: bool = False) -> Model:
     model = fit_model(operation, points, first_host_ranks, pipelined)
     assert model is not None
     return model
@@ -54,15 +56,17 @@ def test_ranks_on_one_host_and_on_several_have_models_of_their_own() -> None:
 
 
 def test_what_all_ranks_of_a_host_share_is_seen() -> None:
-    points = [Point(n, size, 1e-4 * 2 * (n - 1) + 2 * (n - 1) * size / 1e9) for n in (2, 4, 8) for size in SIZES]
+    points = [MessageTime(n, size, 1e-4 * 2 * (n - 1) + 2 * (n - 1) * size / 1e9) for n in (2, 4, 8) for size in SIZES]
     regime = fitted("all_reduce", points, first_host_ranks=8).regime(8)
     assert regime.shared_seconds_per_byte == pytest.approx(1e-9, rel=0.01)
     assert regime.own_seconds_per_byte < 1e-11
 
 
 def test_a_broadcast_is_a_tree_or_a_chain_by_how_it_grows() -> None:
-    tree = [Point(n, size, depth * (1e-4 + size / 1e9)) for n, depth in ((2, 1), (4, 2), (8, 3)) for size in SIZES]
-    chain = [Point(n, size, 1e-4 * (n - 1) + size / 1e9) for n in (2, 4, 8) for size in SIZES]
+    tree = [
+        MessageTime(n, size, depth * (1e-4 + size / 1e9)) for n, depth in ((2, 1), (4, 2), (8, 3)) for size in SIZES
+    ]
+    chain = [MessageTime(n, size, 1e-4 * (n - 1) + size / 1e9) for n in (2, 4, 8) for size in SIZES]
     assert fitted("broadcast", tree).regime(8).form == "tree"
     assert fitted("broadcast", tree).seconds(16, 1e9) == pytest.approx(4.0, rel=0.01)
     assert fitted("broadcast", chain).regime(8).form == "chain"
@@ -72,7 +76,7 @@ def test_a_broadcast_is_a_tree_or_a_chain_by_how_it_grows() -> None:
 
 
 def test_one_size_gives_no_model() -> None:
-    assert fit_model("all_reduce", [Point(2, 1024, 1e-4), Point(4, 1024, 2e-4)], 1) is None
+    assert fit_model("all_reduce", [MessageTime(2, 1024, 1e-4), MessageTime(4, 1024, 2e-4)], 1) is None
 
 
 @pytest.mark.system

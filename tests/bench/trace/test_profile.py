@@ -13,7 +13,7 @@ from profile_work import offset_with_a_clock_ahead
 from rank_jobs import run_ranks
 from trace_rules import check_rules, read_file
 
-from tutti.bench.trace.intervals import intersect, union
+from tutti.bench.trace.spans import intersect, union
 from tutti.cli import profile as profile_command
 from tutti.cli.main import app
 from tutti.cli.profile import profile
@@ -90,7 +90,7 @@ def test_the_summary_is_printed_and_kept_beside_nothing_else(profiled: Profiled)
     assert text in done.out
     assert text.startswith("digits: steps 3 to 4 on 2 rank(s), cpu\n")
     assert re.search(r"^1 on .*\d", text, re.MULTILINE) and re.search(r"^mean ", text, re.MULTILINE)
-    assert "aten::convolution_backward" in text and "hidden behind computing" in text
+    assert "aten::convolution_backward" in text and "hidden behind compute" in text
     assert re.search(r"^1: CPU +[\d.]+", text, re.MULTILINE)
     assert "step 1/440" in done.out  # the way to the first step
     assert "USDT" not in done.all
@@ -105,7 +105,7 @@ def test_clocks_that_differ_are_measured() -> None:
 
 
 def test_on_a_gpu_the_parts_of_a_step_are_ranges_for_nsight_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tutti.bench.trace.ranges import Ranges
+    from tutti.bench.trace.profile import Ranges
 
     heard: list[str] = []
     monkeypatch.setattr("torch.cuda.nvtx.range_push", heard.append)

@@ -8,20 +8,17 @@ from typing import Any
 import pytest
 from trace_rules import GLOO, HOST, MAIN, OTHER_STREAM, check_rules, file_of, kernel, part, read_file, span
 
-from tutti.bench.trace.clock import Exchange, clock_of, offset_of
 from tutti.bench.trace.horovod import find_waits, read_tensors, read_timeline, write_horovod_summary
-from tutti.bench.trace.intervals import innermost, intersect, subtract, total, union
-from tutti.bench.trace.merge import Clock, Part, nested, write_timeline
-from tutti.bench.trace.read import Span, Trace, trace_of
-from tutti.bench.trace.steps import Asked, parse_steps
-from tutti.bench.trace.summary import RankSummary, arrivals, summarise
+from tutti.bench.trace.spans import Span, Trace, innermost, intersect, subtract, total, trace_of, union
+from tutti.bench.trace.summary import RankSummary, TracedSteps, arrivals, parse_steps, summarise
 from tutti.bench.trace.text import write_summary
+from tutti.bench.trace.timeline import ClockOffset, ClockReading, RankTrace, clock_of, nested, offset_of, write_timeline
 from tutti.errors import ConfigError
 from tutti.horovod.engine.coordination import Timeline
 from tutti.horovod.engine.messages import TensorRequest
 
 BASE = 1_700_000_000_000_000_000
-ONE_CLOCK = Clock(0, 0, 0)
+ONE_CLOCK = ClockOffset(0, 0, 0)
 
 
 def test_times_count_from_the_base_of_a_file_or_from_1970() -> None:
@@ -83,8 +80,8 @@ def a_rank(ahead_microseconds: float = 0.0) -> dict[str, Any]:
 def test_a_timeline_has_a_row_a_rank_on_one_clock_and_no_number_twice(tmp_path: Path) -> None:
     ahead = 5_000_000.0
     traces = [trace_of(a_rank()), trace_of(a_rank(ahead))]
-    clocks = [ONE_CLOCK, Clock(round(ahead * 1000), 40_000, round(ahead * 1000))]
-    parts = [Part(r, f"h{r}", clocks[r], traces[r].begin, lambda r=r: traces[r]) for r in (0, 1)]
+    clocks = [ONE_CLOCK, ClockOffset(round(ahead * 1000), 40_000, round(ahead * 1000))]
+    parts = [RankTrace(r, f"h{r}", clocks[r], traces[r].begin, lambda r=r: traces[r]) for r in (0, 1)]
     path = tmp_path / "timeline.json.gz"
     write_timeline(path, parts, (1, 1))
     content = read_file(path)
@@ -118,10 +115,13 @@ def test_the_rules_are_broken_by_traces_that_a_viewer_would_not_show() -> None:
 
 
 def test_the_quickest_exchange_tells_how_far_clocks_are_apart() -> None:
-    slow, quick = Exchange(sent=1_000, heard=5_000, came=9_000), Exchange(sent=20_000, heard=15_100, came=20_400)
+    slow, quick = (
+        ClockReading(sent=1_000, heard=5_000, came=9_000),
+        ClockReading(sent=20_000, heard=15_100, came=20_400),
+    )
     assert offset_of([slow, quick]) == (5_100, 200)
-    assert clock_of((100, 20), (140, 10), shared=False) == Clock(120, 40, 120)
-    assert clock_of((100, 20), (140, 10), shared=True) == Clock(0, 0, 120)
+    assert clock_of((100, 20), (140, 10), shared=False) == ClockOffset(120, 40, 120)
+    assert clock_of((100, 20), (140, 10), shared=True) == ClockOffset(0, 0, 120)
 
 
 def on_cpu() -> RankSummary:
@@ -147,7 +147,7 @@ def on_cpu() -> RankSummary:
 
 def test_on_a_cpu_operators_hide_communication() -> None:
     found = on_cpu()
-    assert (found.window, found.computing, found.communication) == (100_000, 50_000, 40_000)
+    assert (found.window, found.compute, found.communication) == (100_000, 50_000, 40_000)
     assert (found.hidden, found.exposed, found.idle) == (20_000, 20_000, 30_000)
     assert found.steps == {4: 100_000}
     assert (found.parts["forward"], found.parts["backward"], found.parts["data loading"]) == (40_000, 50_000, 0)
@@ -166,7 +166,7 @@ def test_communication_inside_an_operator_is_not_hidden_by_it() -> None:
         span("memory:all_reduce", 20, 80, "user_annotation"),
     ]
     found = summarise(trace_of(file_of(*events)), 0, "h0")
-    assert (found.computing, found.communication, found.exposed, found.idle) == (40_000, 60_000, 60_000, 0)
+    assert (found.compute, found.communication, found.exposed, found.idle) == (40_000, 60_000, 60_000, 0)
 
 
 def test_an_operator_that_waits_for_communication_does_not_hide_it() -> None:
@@ -176,7 +176,7 @@ def test_an_operator_that_waits_for_communication_does_not_hide_it() -> None:
         span("gloo:all_reduce", 20, 80, "user_annotation", GLOO),
     ]
     found = summarise(trace_of(file_of(*events)), 0, "h0")
-    assert (found.computing, found.communication, found.exposed, found.idle) == (0, 80_000, 80_000, 20_000)
+    assert (found.compute, found.communication, found.exposed, found.idle) == (0, 80_000, 80_000, 20_000)
     assert [name for name, _ in found.collectives] == ["gloo:all_reduce"]
 
 
@@ -194,8 +194,8 @@ def test_communication_begins_where_it_is_asked_for() -> None:
         (10_000, 60_000),
         (30_000, 110_000),
     ]
-    assert (found.computing, found.communication, found.exposed, found.idle) == (18_000, 90_000, 72_000, 10_000)
-    assert found.computing + found.exposed + found.idle == found.window
+    assert (found.compute, found.communication, found.exposed, found.idle) == (18_000, 90_000, 72_000, 10_000)
+    assert found.compute + found.exposed + found.idle == found.window
 
 
 def on_gpu() -> RankSummary:
@@ -222,7 +222,7 @@ def on_gpu() -> RankSummary:
 def test_on_a_gpu_kernels_hide_communication_and_the_rest_is_idle() -> None:
     found = on_gpu()
     assert found.window == 100_000  # to the end of the last kernel
-    assert (found.computing, found.communication, found.exposed) == (40_000, 40_000, 30_000)
+    assert (found.compute, found.communication, found.exposed) == (40_000, 40_000, 30_000)
     assert found.idle == 30_000
     assert [row.name for row in found.kernels] == ["ncclDevKernel_AllReduce", "gemm", "adam"]
     assert [(row.name, row.nanoseconds) for row in found.waits] == [("cudaStreamSynchronize", 25_000)]
@@ -272,7 +272,7 @@ def test_the_summary_says_it_in_milliseconds_a_step() -> None:
     text = write_summary("digits: step 4", [on_cpu()], [0])
     assert text.startswith("digits: step 4\n")
     assert re.search(r"^0 on h0 +0\.10 +0\.04 +0\.05 +0\.05 +0\.04 +0\.02 +0\.03$", text, re.MULTILINE)
-    assert "hidden behind computing and 0.02 exposed (20.0% of a step)" in text
+    assert "hidden behind compute and 0.02 exposed (20.0% of a step)" in text
     assert re.search(r"^aten::linear +1\.0 +0\.01 +10\.0%$", text, re.MULTILINE)
     assert "GPU" not in text
     assert "Kernels and copies on the GPU" in write_summary("nbody", [on_gpu()], [0])
@@ -293,9 +293,9 @@ def test_steps_that_are_none_are_refused(text: str, told: str) -> None:
 
 
 def test_steps_beyond_the_end_of_a_recipe_are_refused() -> None:
-    Asked(*parse_steps("3:20")).check_end(20)
+    TracedSteps(*parse_steps("3:20")).check_end(20)
     with pytest.raises(ConfigError, match="--steps 3:21: the recipe ends with step 20"):
-        Asked(3, 21).check_end(20)
+        TracedSteps(3, 21).check_end(20)
 
 
 def horovod_timeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

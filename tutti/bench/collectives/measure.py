@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutti.bench.collectives.results import Dropped, Measured, show_size
+from tutti import units
+from tutti.bench.collectives.results import Dropped, Measured
 from tutti.bench.session import Session
 from tutti.errors import ConfigError
 
@@ -31,7 +32,7 @@ _PROBE_OFTEN_BYTES = 1 << 20  # a hiccup of a small probe would be taken for its
 
 
 @dataclass(frozen=True)
-class Request:
+class CollectivesRequest:
     """What is to be measured."""
 
     operations: tuple[str, ...]
@@ -43,7 +44,7 @@ class Request:
 Tell = Callable[[int, int, int], None]  # points that are done, of how many, and the size of the last one
 
 
-def measure(session: Session, request: Request, tell: Tell) -> tuple[list[Measured], list[Dropped]]:
+def measure(session: Session, request: CollectivesRequest, tell: Tell) -> tuple[list[Measured], list[Dropped]]:
     """Measure small messages first, on few ranks first; complete on rank 0."""
     _check_memory(session, request.sizes[-1])
     end = time.monotonic() + request.seconds
@@ -87,7 +88,7 @@ def affordable(costs: Mapping[int, float], left: float) -> set[int]:
     return set(chosen)
 
 
-class Series:
+class CollectiveSeries:
     """One operation on the first ranks, size after size."""
 
     def __init__(self, operation: str, ranks: int, subgroup: dist.ProcessGroup, session: Session) -> None:
@@ -160,13 +161,13 @@ class Series:
         return times.tolist()
 
 
-def _make_series(session: Session, request: Request) -> list[Series]:
+def _make_series(session: Session, request: CollectivesRequest) -> list[CollectiveSeries]:
     """Few ranks first; every rank takes part in making every group."""
     limit = timedelta(seconds=session.group.timeout_seconds + request.seconds)
     series = []
     for ranks in rank_counts(session.group.world_size):
         subgroup: Any = dist.new_group(list(range(ranks)), timeout=limit)
-        series += [Series(operation, ranks, subgroup, session) for operation in request.operations]
+        series += [CollectiveSeries(operation, ranks, subgroup, session) for operation in request.operations]
     return series
 
 
@@ -179,8 +180,8 @@ def _check_memory(session: Session, size: int) -> None:
     least = min(session.group.gather(free))
     if 2 * size > least:
         error = ConfigError(
-            f"--sizes: a message of {show_size(size)} needs {show_size(2 * size)} on every rank, and "
-            f"{show_size(least)} are free for one. Choose smaller sizes."
+            f"--sizes: a message of {units.size(size)} needs {units.size(2 * size)} on every rank, and "
+            f"{units.size(least)} are free for one. Choose smaller sizes."
         )
         error.agreed = True
         raise error

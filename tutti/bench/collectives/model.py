@@ -29,7 +29,7 @@ _GOOD_ENOUGH = 0.02  # a residual with which no other is looked for
 
 
 @dataclass(frozen=True)
-class Point:
+class MessageTime:
     """A message and the time of a call."""
 
     ranks: int
@@ -74,7 +74,7 @@ def blended(latency_seconds: float, transfer_seconds: float, blend: int) -> floa
     return (latency_seconds**blend + transfer_seconds**blend) ** (1 / blend)
 
 
-def fit_line(points: Sequence[Point]) -> Line | None:
+def fit_line(points: Sequence[MessageTime]) -> Line | None:
     """The line through messages of one number of ranks; None where there are fewer than two sizes."""
     if len({point.bytes for point in points}) < 2:
         return None
@@ -86,7 +86,7 @@ def wire_bits_per_second(payload_bytes_per_second: float) -> float:
     return 8 * payload_bytes_per_second * FRAME_BYTES / FRAME_PAYLOAD_BYTES
 
 
-def fit_blend(points: Sequence[Point], blend: int) -> Line:
+def fit_blend(points: Sequence[MessageTime], blend: int) -> Line:
     """The line with the least sum of |log(fitted / measured)|: all sizes count alike, and an outlier for little.
 
     Such a line goes through two of the points, or through one with the latency or the time of a byte at zero.
@@ -213,7 +213,9 @@ def read_models(path: Path) -> dict[str, Model]:
     return {model.operation: model for model in models}
 
 
-def fit_model(operation: str, points: Sequence[Point], first_host_ranks: int, pipelined: bool = False) -> Model | None:
+def fit_model(
+    operation: str, points: Sequence[MessageTime], first_host_ranks: int, pipelined: bool = False
+) -> Model | None:
     """The model of an operation over numbers of ranks; None where there are fewer than two sizes.
 
     What pipelines its broadcasts (NCCL) makes a chain where one number of ranks cannot tell it from a tree.
@@ -231,23 +233,23 @@ def fit_model(operation: str, points: Sequence[Point], first_host_ranks: int, pi
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _LineFits:
     """Lines of one blend by number of ranks, and how well they fit together."""
 
-    points: Sequence[Point]
+    points: Sequence[MessageTime]
     lines: Mapping[int, Line]
     blend: int
     residual: Residual
 
 
-def _fit_lines(by_ranks: Sequence[Sequence[Point]], blend: int) -> _Lines:
+def _fit_lines(by_ranks: Sequence[Sequence[MessageTime]], blend: int) -> _LineFits:
     lines = {points[0].ranks: fit_blend(points, blend) for points in by_ranks}
     points = [point for each in by_ranks for point in each]
     fitted = [lines[point.ranks].seconds(point.bytes) for point in points]
-    return _Lines(points, lines, blend, _compare(fitted, points))
+    return _LineFits(points, lines, blend, _compare(fitted, points))
 
 
-def _fit_regime(operation: str, form: Form, lines: _Lines, across: bool) -> Regime:
+def _fit_regime(operation: str, form: Form, lines: _LineFits, across: bool) -> Regime:
     """Latencies of the lines as steps, and their times of a byte as volumes.
 
     One number of ranks cannot tell the base from steps, nor own from shared: then all is steps and own. Ranks on
@@ -264,7 +266,7 @@ def _fit_regime(operation: str, form: Form, lines: _Lines, across: bool) -> Regi
     return replace(regime, residual=_compare(fitted, lines.points))
 
 
-def _compare(fitted: Sequence[float], points: Sequence[Point]) -> Residual:
+def _compare(fitted: Sequence[float], points: Sequence[MessageTime]) -> Residual:
     return residual_of(np.array(fitted), np.array([point.seconds for point in points]))
 
 

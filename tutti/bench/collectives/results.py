@@ -15,8 +15,8 @@ from tutti.bench.collectives.model import (
     FRAME_BYTES,
     FRAME_PAYLOAD_BYTES,
     Line,
+    MessageTime,
     Model,
-    Point,
     fit_line,
     fit_model,
     wire_bits_per_second,
@@ -167,8 +167,8 @@ def _read_point(plain: Any) -> Measured:
     return made
 
 
-def as_points(measured: Sequence[Measured]) -> list[Point]:
-    return [Point(each.ranks, each.bytes, each.seconds) for each in measured]
+def as_points(measured: Sequence[Measured]) -> list[MessageTime]:
+    return [MessageTime(each.ranks, each.bytes, each.seconds) for each in measured]
 
 
 def _plain_line(point: Measured, line: Line) -> dict[str, Any]:

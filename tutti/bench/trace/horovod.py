@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tutti.bench.trace.text import table
+from tutti import units
 from tutti.errors import FolderError
 from tutti.runs.files import parse_json
 
@@ -128,12 +128,12 @@ def _latecomers(waits: Sequence[Wait]) -> list[str]:
         [
             f"rank {rank}",
             f"{count:,}",
-            f"{count / len(waits):.0%}",
+            units.percent(count / len(waits)),
             f"{sum(wait.microseconds for wait in waits if wait.rank == rank) / 1e3:,.2f}",
         ]
         for rank, count in times.most_common()
     ]
-    return table(["Waited for", "times", "share", "ms in all"], rows)
+    return units.table(["Waited for", "times", "share", "ms in all"], rows)
 
 
 def _longest(waits: Sequence[Wait]) -> list[str]:
@@ -142,7 +142,7 @@ def _longest(waits: Sequence[Wait]) -> list[str]:
         names = wait.tensors[0] + (f" and {len(wait.tensors) - 1} more" if len(wait.tensors) > 1 else "")
         at = (wait.begin - waits[0].begin) / 1e6
         rows.append([f"{at:,.3f}", f"{wait.microseconds / 1e3:,.2f}", str(wait.rank), names])
-    return table(["Longest waits at second", "ms", "for rank", "with"], rows, words=(3,))
+    return units.table(["Longest waits at second", "ms", "for rank", "with"], rows, left=("with",))
 
 
 def _costs(tensors: Sequence[Tensor]) -> list[str]:
@@ -152,6 +152,6 @@ def _costs(tensors: Sequence[Tensor]) -> list[str]:
         last = Counter(one.ready[-1][1] for one in tensor.negotiations if len(one.ready) > 1).most_common(1)
         times = max(len(tensor.negotiations), len(tensor.work))
         figures = [tensor.negotiated / times, longest, sum(tensor.work) / times]
-        who = f"{last[0][0]} ({last[0][1] / len(tensor.negotiations):.0%})" if last else "-"
+        who = f"{last[0][0]} ({units.percent(last[0][1] / len(tensor.negotiations))})" if last else "-"
         rows.append([tensor.name, f"{times:,}", *(f"{value / 1e3:,.3f}" for value in figures), who])
-    return table(["tensor", "times", "negotiation", "longest", "work", "mostly last"], rows)
+    return units.table(["tensor", "times", "negotiation", "longest", "work", "mostly last"], rows)

@@ -1,25 +1,27 @@
-"""Steps of a real run under the profiler of torch: a trace a rank, one timeline of all, and a summary."""
+"""Steps of a training run under torch's profiler: a trace for each rank, one timeline of all, and a summary."""
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from tutti.bench.session import Session, open_session
-from tutti.bench.trace.clock import clock_of, measure_offset, shares_first_clock
-from tutti.bench.trace.merge import Part, write_timeline
-from tutti.bench.trace.ranges import MarkingWatch, Ranges, direct_averages_marked
-from tutti.bench.trace.read import read_trace
-from tutti.bench.trace.steps import Asked
-from tutti.bench.trace.summary import RankSummary, summarise
+from tutti.bench.trace.spans import read_trace
+from tutti.bench.trace.summary import DIRECT, PARTS, RankSummary, TracedSteps, summarise
 from tutti.bench.trace.text import write_summary
+from tutti.bench.trace.timeline import RankTrace, clock_of, measure_offset, shares_first_clock, write_timeline
 from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
+from tutti.config.schema import RuntimeConfig
 from tutti.errors import FolderError, Interrupted
+from tutti.parallel.host_memory import HostMemory
+from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
@@ -28,6 +30,77 @@ from tutti.train.build import agreed, build_job
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner
 from tutti.train.torch import TorchFramework
+
+
+class Ranges:
+    """The open ranges of the main thread: a step, and the part of it that runs."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._open: list[tuple[str, Any]] = []
+
+    def begin_step(self, step: int) -> None:
+        self.close()
+        self._push(f"step {step}")
+
+    def enter(self, part: StepPart) -> None:
+        """The next part of the step; the one before it ends."""
+        if not self._open or self._open[-1][0] == part:
+            return
+        if len(self._open) > 1:
+            self._pop()
+        self._push(part.value)
+
+    def close(self) -> None:
+        """The step is over."""
+        while self._open:
+            self._pop()
+
+    def _push(self, name: str) -> None:
+        if self._on_gpu:
+            torch.cuda.nvtx.range_push(name)
+        entered = record_function(name)
+        entered.__enter__()
+        self._open.append((name, entered))
+
+    def _pop(self) -> None:
+        self._open.pop()[1].__exit__(None, None, None)
+        if self._on_gpu:
+            torch.cuda.nvtx.range_pop()
+
+
+class MarkingWatch(Watch):
+    """A watch that also makes a range of what the main thread tells it."""
+
+    def __init__(
+        self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig, ranges: Ranges
+    ) -> None:
+        self._ranges = ranges
+        super().__init__(placement, store, hosts, config)
+
+    def at(self, phase: StepPart, step: int) -> None:
+        super().at(phase, step)
+        if phase is StepPart.DATA:
+            self._ranges.begin_step(step)
+        if phase in PARTS:
+            self._ranges.enter(phase)
+
+
+@contextmanager
+def direct_averages_marked() -> Iterator[None]:
+    """Give averages through the memory of a host a name in the trace, as Gloo gives one to its own."""
+    average = HostMemory.average
+
+    def marked(self: HostMemory, tensor: torch.Tensor) -> torch.Tensor:
+        with record_function(DIRECT):
+            return average(self, tensor)
+
+    HostMemory.average = marked
+    try:
+        yield
+    finally:
+        HostMemory.average = average
+
 
 _NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys for what it starts
 
@@ -66,7 +139,7 @@ class Recorder:
         self._profiler.export_chrome_trace(str(path))
 
 
-def profile_rank(config: RunConfig, asked: Asked, placement: Placement, folder: RunFolder | None) -> None:
+def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, folder: RunFolder | None) -> None:
     """Train to the last step that is asked for as one rank, and leave what the profiler saw."""
     with open_session("profile", config, placement, folder) as session:
         group = session.group
@@ -108,7 +181,7 @@ def _watched(session: Session, ranges: Ranges) -> Iterator[MarkingWatch]:
         watch.close()
 
 
-def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Asked) -> None:
+def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: TracedSteps) -> None:
     group = session.group
     shared = shares_first_clock(group)
     recorder = Recorder(session.device, asked.memory, asked.stacks)
@@ -124,7 +197,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Aske
     del trace
     if group.is_first:
         parts = [
-            Part(rank, group.hosts[rank], clock, begin, functools.partial(read_trace, _beside(path, rank)))
+            RankTrace(rank, group.hosts[rank], clock, begin, functools.partial(read_trace, _beside(path, rank)))
             for rank, (begin, clock, _) in enumerate(found)
         ]
         write_timeline(session.folder.path / "timeline.json.gz", parts, (asked.first, asked.last))
@@ -133,7 +206,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Aske
 
 
 def _walk(
-    session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Asked, recorder: Recorder
+    session: Session, job: Job[TorchLearner], ranges: Ranges, asked: TracedSteps, recorder: Recorder
 ) -> list[tuple[int, int]]:
     """Train as the loop does, and record the steps that are asked for; the clock before and after them."""
     learner = job.learner
@@ -157,7 +230,7 @@ def _walk(
     raise stopped
 
 
-def _approach(session: Session, done: int, asked: Asked, recorder: Recorder) -> list[tuple[int, int]]:
+def _approach(session: Session, done: int, asked: TracedSteps, recorder: Recorder) -> list[tuple[int, int]]:
     """Make the recorder ready a step ahead, and have all ranks begin the first traced step together."""
     if done == max(0, asked.first - 2):
         recorder.prepare()
@@ -181,7 +254,7 @@ def _beside(path: Path, rank: int) -> Path:
     return path.with_name(f"rank-{rank}.json.gz")
 
 
-def _tell(session: Session, asked: Asked, summaries: list[RankSummary], offsets: list[int]) -> None:
+def _tell(session: Session, asked: TracedSteps, summaries: list[RankSummary], offsets: list[int]) -> None:
     path = session.folder.path
     steps = f"step {asked.first:,}" if asked.first == asked.last else f"steps {asked.first:,} to {asked.last:,}"
     title = f"{session.config.recipe}: {steps} on {session.group.world_size} rank(s), {session.device_name}"

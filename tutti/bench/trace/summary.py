@@ -1,12 +1,47 @@
-"""Where the time of traced steps went on one rank: operators, gaps, communication, synchronisations, memory."""
+"""Which steps are traced, and where their time goes on one rank: operators, idle time, communication, memory."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tutti.bench.trace.intervals import Interval, by_track, innermost, intersect, subtract, total, union
-from tutti.bench.trace.read import Span, Trace, Track
+from tutti.bench.trace.spans import Interval, Span, Trace, Track, by_track, innermost, intersect, subtract, total, union
+from tutti.errors import ConfigError
 from tutti.runs.step_parts import StepPart
+
+DEFAULT_STEPS = "20:25"
+
+
+@dataclass(frozen=True)
+class TracedSteps:
+    """What is to be traced: steps counted from 1, the last one included."""
+
+    first: int
+    last: int
+    memory: bool = False
+    stacks: bool = False
+
+    def check_end(self, total_steps: int) -> None:
+        """Refuse steps that the recipe does not come to."""
+        if self.last > total_steps:
+            raise ConfigError(
+                f"--steps {self.first}:{self.last}: the recipe ends with step {total_steps:,}. "
+                f"Give a last step of at most {total_steps}, or set more epochs."
+            )
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """FIRST:LAST, counted from 1, as two numbers."""
+    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if found is None:
+        raise ConfigError(f"--steps {text}: expected FIRST:LAST, two numbers of steps. Try --steps {DEFAULT_STEPS}.")
+    first, last = int(found.group(1)), int(found.group(2))
+    if first < 1:
+        raise ConfigError(f"--steps {text}: steps are counted from 1. Try --steps 1:{max(1, last)}.")
+    if first > last:
+        raise ConfigError(f"--steps {text}: the first step comes after the last. Try --steps {last}:{first}.")
+    return first, last
+
 
 DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
 Collective = tuple[str, Interval]
@@ -37,7 +72,7 @@ def find_collectives(spans: Sequence[Span], on_gpu: bool) -> list[Collective]:
     return sorted(collectives, key=lambda one: one[1])
 
 
-def find_computing(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
+def find_compute(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
     """The moments in which a GPU works on other things than communication; on CPUs, in which an operator runs.
 
     An operator that communicates before it returns does not compute meanwhile.
@@ -112,7 +147,7 @@ _WAITS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class CallTotal:
     """Calls of one name, and the nanoseconds that were theirs."""
 
     name: str
@@ -140,14 +175,14 @@ class RankSummary:
     steps: dict[int, int]  # how long the host was in each
     window: int  # from the first step's begin to the end of all work
     parts: dict[str, int]
-    computing: int
+    compute: int
     communication: int
     exposed: int  # communication beside which nothing was computed
-    idle: int  # neither computing nor communication
+    idle: int  # neither compute nor communication
     collectives: list[Collective]  # on the clock of the rank's host
-    operators: list[Row]  # by their own time, without what they call
-    kernels: list[Row]
-    waits: list[Row]
+    operators: list[CallTotal]  # by their own time, without what they call
+    kernels: list[CallTotal]
+    waits: list[CallTotal]
     gaps: list[Gap]
     memory: list[Memory] = field(default_factory=list)
 
@@ -167,7 +202,7 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     on_gpu = any(span.is_work_of_gpu for span in spans)
     collectives = find_collectives(spans, on_gpu)
     talking = intersect(union(when for _, when in collectives), [(begin, end)])
-    busy = intersect(find_computing(spans, on_gpu), [(begin, end)])
+    busy = intersect(find_compute(spans, on_gpu), [(begin, end)])
     idle = subtract(subtract([(begin, end)], busy), talking)
     held = {track: list(innermost(those)) for track, those in by_track(s for s in spans if _is_told(s)).items()}
     return RankSummary(
@@ -177,7 +212,7 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
         steps={number: span.end - span.begin for number, span in sorted(steps.items())},
         window=end - begin,
         parts=_parts(spans),
-        computing=total(busy),
+        compute=total(busy),
         communication=total(talking),
         exposed=total(subtract(talking, busy)),
         idle=total(idle),
@@ -206,7 +241,7 @@ def _parts(spans: Iterable[Span]) -> dict[str, int]:
 Held = dict[Track, list[tuple[int, int, Span]]]
 
 
-def _operators(spans: Iterable[Span], held: Held) -> list[Row]:
+def _operators(spans: Iterable[Span], held: Held) -> list[CallTotal]:
     """Operators and calls of the GPU's runtime by the time in which they, and nothing that they call, ran."""
     calls: dict[str, int] = defaultdict(int)
     for span in spans:
@@ -216,16 +251,16 @@ def _operators(spans: Iterable[Span], held: Held) -> list[Row]:
         for begin, end, span in pieces:
             if span.kind in ("cpu_op", "cuda_runtime", "cuda_driver"):
                 own[span.name] += end - begin
-    rows = [Row(name, calls[name], nanoseconds) for name, nanoseconds in own.items()]
+    rows = [CallTotal(name, calls[name], nanoseconds) for name, nanoseconds in own.items()]
     return sorted(rows, key=lambda row: -row.nanoseconds)
 
 
-def _rows(times: Iterable[tuple[str, int]]) -> list[Row]:
+def _rows(times: Iterable[tuple[str, int]]) -> list[CallTotal]:
     """Sums by name, the longest first."""
     sums: dict[str, list[int]] = defaultdict(list)
     for name, nanoseconds in times:
         sums[name].append(nanoseconds)
-    rows = [Row(name, len(found), sum(found)) for name, found in sums.items()]
+    rows = [CallTotal(name, len(found), sum(found)) for name, found in sums.items()]
     return sorted(rows, key=lambda row: -row.nanoseconds)
 
 

@@ -2,9 +2,10 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
-from tutti.bench.trace.summary import PARTS, RankSummary, Row, arrivals
+from tutti import units
+from tutti.bench.trace.summary import PARTS, CallTotal, RankSummary, arrivals
 
 _MOST_ROWS = 12
 _MOST_GAPS = 6
@@ -12,40 +13,30 @@ _WIDEST_NAME = 64
 
 
 def write_summary(title: str, summaries: Sequence[RankSummary], offsets: Sequence[int]) -> str:
-    """All that is told of a profile, in milliseconds a step."""
+    """The text of a summary, with times in milliseconds a step."""
     on_gpu = any(summary.on_gpu for summary in summaries)
     sections = [
         [title, f"All times are milliseconds a step, over {len(summaries[0].steps)} step(s)."],
         _times(summaries),
         _communication(summaries, offsets),
-        _calls("Operators by their own time, without what they call", summaries, lambda one: one.operators),
+        _calls("Operators by self time", summaries, lambda one: one.operators),
         _calls("Kernels and copies on the GPU", summaries, lambda one: one.kernels) if on_gpu else [],
         _gaps(summaries, on_gpu),
-        _calls("Synchronisations: the host waits", summaries, lambda one: one.waits)
-        or ["Synchronisations: none that the host waits for."],
+        _calls("Synchronizations, in which the host waits", summaries, lambda one: one.waits)
+        or ["Synchronizations: none."],
         _memory(summaries),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[int] = (0,)) -> list[str]:
-    """Aligned lines; columns of words to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-    lines = []
-    for row in [titles, *rows]:
-        cells = [cell.ljust(widths[i]) if i in words else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
 def _times(summaries: Sequence[RankSummary]) -> list[str]:
     """Step times, the parts of a step on the host, and what the time was spent with; one row a rank."""
     parts = [part for part in PARTS if any(summary.parts[part] for summary in summaries)]
-    titles = ["rank", "step", *parts, "computing", "communication", "exposed", "idle"]
+    titles = ["rank", "step", *parts, "compute", "communication", "exposed", "idle"]
 
     def figures(summary: RankSummary) -> list[float]:
         values = [summary.window, *(summary.parts[part] for part in parts)]
-        values += [summary.computing, summary.communication, summary.exposed, summary.idle]
+        values += [summary.compute, summary.communication, summary.exposed, summary.idle]
         return [_per_step(value, summary) for value in values]
 
     found = [figures(summary) for summary in summaries]
@@ -53,20 +44,20 @@ def _times(summaries: Sequence[RankSummary]) -> list[str]:
     if len(summaries) > 1:
         rows.append(["mean", *(_show(statistics.fmean(column)) for column in zip(*found, strict=True))])
     slowest = max(((steps, number) for s in summaries for number, steps in s.steps.items()), default=(0, 0))
-    return [*table(titles, rows), f"longest step: {slowest[1]:,}, {slowest[0] / 1e6:.2f} ms on the host"]
+    return [*units.table(titles, rows), f"longest step: {slowest[1]:,}, {slowest[0] / 1e6:.2f} ms on the host"]
 
 
 def _communication(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> list[str]:
     if not any(summary.collectives for summary in summaries):
-        return ["Communication: none was seen."]
+        return ["Communication: none was traced."]
     whole, exposed = (
         statistics.fmean(_per_step(value(summary), summary) for summary in summaries)
         for value in (lambda one: one.communication, lambda one: one.exposed)
     )
     step = statistics.fmean(_per_step(summary.window, summary) for summary in summaries)
     lines = [
-        f"Communication: {_show(whole)}, of which {_show(whole - exposed)} are hidden behind computing and "
-        f"{_show(exposed)} exposed ({exposed / step:.1%} of a step)."
+        f"Communication: {_show(whole)}, of which {_show(whole - exposed)} are hidden behind compute and "
+        f"{_show(exposed)} exposed ({units.percent(exposed / step, 1)} of a step)."
     ]
     if came := arrivals(summaries, offsets):
         last = Counter(max(range(len(times)), key=lambda rank: times[rank]) for times in came)
@@ -79,7 +70,9 @@ def _communication(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> 
     return lines
 
 
-def _calls(title: str, summaries: Sequence[RankSummary], rows_of: Callable[[RankSummary], list[Row]]) -> list[str]:
+def _calls(
+    title: str, summaries: Sequence[RankSummary], rows_of: Callable[[RankSummary], list[CallTotal]]
+) -> list[str]:
     """Names with their calls and times a step: the mean over ranks, and the rank with most."""
     calls: dict[str, list[float]] = defaultdict(list)
     times: dict[str, dict[int, float]] = defaultdict(dict)
@@ -95,22 +88,22 @@ def _calls(title: str, summaries: Sequence[RankSummary], rows_of: Callable[[Rank
     for name, of_rank in sorted(times.items(), key=lambda item: -sum(item[1].values()))[:_MOST_ROWS]:
         mean = sum(of_rank.values()) / count
         most = max(of_rank, key=lambda rank: of_rank[rank])
-        row = [_short(name), f"{sum(calls[name]) / count:,.1f}", _show(mean), f"{mean / step:.1%}"]
+        row = [_short(name), f"{sum(calls[name]) / count:,.1f}", _show(mean), f"{units.percent(mean / step, 1)}"]
         rows.append([*row, f"{_show(of_rank[most])} on {most}"] if count > 1 else row)
     titles = [title, "calls", "ms", "of the step"]
-    return table([*titles, "most on a rank"] if count > 1 else titles, rows)
+    return units.table([*titles, "most on a rank"] if count > 1 else titles, rows)
 
 
 def _gaps(summaries: Sequence[RankSummary], on_gpu: bool) -> list[str]:
     idle = statistics.fmean(_per_step(summary.idle, summary) for summary in summaries)
-    what = "the GPU is idle" if on_gpu else "no operator runs"
+    what = "the GPU runs no kernel" if on_gpu else "no operator runs"
     found = sorted(((gap, summary) for summary in summaries for gap in summary.gaps), key=lambda p: -p[0].nanoseconds)
     rows = [
         [f"step {gap.step:,}, {gap.part}", str(summary.rank), _show(gap.nanoseconds / 1e6), _short(gap.meanwhile)]
         for gap, summary in found[:_MOST_GAPS]
     ]
-    titles = ["the longest", "rank", "ms", "the host was in"]
-    return [f"Gaps, in which {what}: {_show(idle)}.", *table(titles, rows, words=(0, 3))]
+    titles = ["longest gaps", "rank", "ms", "the host was in"]
+    return [f"Idle time, in which {what}: {_show(idle)}.", *units.table(titles, rows, left=(titles[0], titles[3]))]
 
 
 def _memory(summaries: Sequence[RankSummary]) -> list[str]:
@@ -124,7 +117,7 @@ def _memory(summaries: Sequence[RankSummary]) -> list[str]:
         for summary in summaries
         for one in summary.memory
     ]
-    return table(["Memory of rank", "peak MB", "allocations", "MB allocated"], rows) if rows else []
+    return units.table(["Memory of rank", "peak MB", "allocations", "MB allocated"], rows) if rows else []
 
 
 def _per_step(nanoseconds: float, summary: RankSummary) -> float:

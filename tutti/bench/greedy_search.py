@@ -1,17 +1,16 @@
-"""The ladder of `tutti tune`: what has been tried, what was kept and why, and what comes next.
-
-Light: imports no torch, and measures nothing.
-"""
+"""The search of `tutti tune`: what was tried, what was kept and why, and what is tried next."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tutti import units
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Figure
 from tutti.bench.suggestions import Suggestion, largest, suggest
 from tutti.bench.verdict import judge, refine
+from tutti.runs.step_parts import StepPart
 
 ALLOWED = ("precision", "batch")
 _LEAST_GAIN = 0.02
@@ -20,7 +19,7 @@ _AT_START = ("runtime.binding",)  # what ranks do once, before anything is measu
 
 
 @dataclass(frozen=True)
-class Rung:
+class TriedChange:
     """One thing that was tried on top of what had been kept; the first is the recipe as it is."""
 
     overrides: tuple[str, ...]
@@ -29,7 +28,7 @@ class Rung:
     after: Figure | None  # None where it failed
     kept: bool
     outcome: str
-    verdict: str  # the sentence on the best so far, after this rung
+    verdict: str  # the sentence on the best so far, after this change
 
     @property
     def name(self) -> str:
@@ -51,8 +50,8 @@ class Rung:
 _SPEEDS = ("before", "after")
 
 
-class Ladder:
-    """Begins with a recipe as it is; every rung is judged against the best so far."""
+class GreedySearch:
+    """Begins with a recipe as it is; every change is judged against the best so far."""
 
     def __init__(self, first: Measurement, allow: Collection[str] = ()) -> None:
         self._allow = allow
@@ -61,7 +60,7 @@ class Ladder:
         self._measured: list[dict[str, str]] = [{}]
         self.kept: dict[str, str] = {}  # values by key
         self.best, self.verdict = first, judge(first)
-        self.rungs = [Rung((), "", None, self.speed, True, "", self.verdict.sentence)]
+        self.tried = [TriedChange((), "", None, self.speed, True, "", self.verdict.sentence)]
 
     @property
     def speed(self) -> Figure:
@@ -71,7 +70,7 @@ class Ladder:
     @property
     def gain(self) -> float:
         """How many times as fast the best is as the first."""
-        first = self.rungs[0].after
+        first = self.tried[0].after
         return self.speed.median / first.median if first and first.median else 1.0
 
     def next(self) -> Suggestion | None:
@@ -87,7 +86,7 @@ class Ladder:
         """All that is set when a suggestion is tried."""
         return _texts(self.kept | _values(suggestion.overrides))
 
-    def note(self, suggestion: Suggestion, found: Measurement | str) -> Rung:
+    def note(self, suggestion: Suggestion, found: Measurement | str) -> TriedChange:
         """Keep a suggestion that helps; `found` is what was measured, or why that failed."""
         before = self.speed
         self._tried[suggestion.overrides] = (self._changes, isinstance(found, str))
@@ -107,16 +106,16 @@ class Ladder:
         """What is suggested for the best but was not tried here, and how to."""
         return list(dict.fromkeys(filter(None, map(self._why_not, self._candidates()))))
 
-    def _add(self, tried: Suggestion, before: Figure, after: Figure | None, kept: bool, outcome: str) -> Rung:
-        self.rungs.append(Rung(tried.overrides, tried.why, before, after, kept, outcome, self.verdict.sentence))
-        return self.rungs[-1]
+    def _add(self, tried: Suggestion, before: Figure, after: Figure | None, kept: bool, outcome: str) -> TriedChange:
+        self.tried.append(TriedChange(tried.overrides, tried.why, before, after, kept, outcome, self.verdict.sentence))
+        return self.tried[-1]
 
     def _candidates(self) -> Iterator[Suggestion]:
         shares = self.verdict.shares
         yield from self.verdict.suggestions
         for name in largest(shares):
-            if shares.share("rest" if name == "host" else name) >= _WORTH:
-                if name == "computing":
+            if shares.path_share(name) >= _WORTH:
+                if name == StepPart.COMPUTE:
                     yield from suggest(self.best, refine(self.best, shares), shares)
                 yield from suggest(self.best, name, shares)
 
@@ -151,7 +150,7 @@ def compare(before: Figure, after: Figure) -> tuple[bool, str]:
         return True, "kept"
     if more < -noise:
         return False, "slower"
-    return False, f"within the noise of {100 * noise / before.median:.0f} %" if before.median else "not measured"
+    return False, f"within the noise of {units.percent(noise / before.median)}" if before.median else "not measured"
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:

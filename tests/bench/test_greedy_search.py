@@ -7,7 +7,7 @@ import pytest
 from made_up import by_rank, made_up
 
 from tutti.bench import suggestions
-from tutti.bench.ladder import Ladder, compare
+from tutti.bench.greedy_search import GreedySearch, compare
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Figure
 from tutti.bench.suggestions import Suggestion
@@ -22,13 +22,13 @@ def step(*settings: str, data: float = 0.0, computing: float = 0.0, **values: An
     return made_up(*settings, data=data, computing=computing, **{"cores": 2, "batches_are_samples": True} | values)
 
 
-def climb(ladder: Ladder, *speeds: Measurement | str) -> list[str]:
+def climb(search: GreedySearch, *speeds: Measurement | str) -> list[str]:
     """Note what is found for each suggestion, and say what was tried."""
     tried = []
     for found in speeds:
-        chosen = ladder.next()
+        chosen = search.next()
         assert chosen is not None
-        ladder.note(chosen, found)
+        search.note(chosen, found)
         tried.append(chosen.text)
     return tried
 
@@ -37,11 +37,11 @@ def climb(ladder: Ladder, *speeds: Measurement | str) -> list[str]:
     ("before", "after", "kept", "outcome"),
     [
         ((100.0,) * 5, (110.0,) * 5, True, "kept"),
-        ((100.0,) * 5, (101.0,) * 5, False, "within the noise of 2 %"),
+        ((100.0,) * 5, (101.0,) * 5, False, "within the noise of 2%"),
         ((100.0,) * 5, (90.0,) * 5, False, "slower"),
-        ((80.0, 90.0, 100.0, 110.0, 120.0), (110.0,) * 5, False, "within the noise of 20 %"),
+        ((80.0, 90.0, 100.0, 110.0, 120.0), (110.0,) * 5, False, "within the noise of 20%"),
         ((80.0, 90.0, 100.0, 110.0, 120.0), (125.0,) * 5, True, "kept"),
-        ((100.0,) * 5, (90.0, 100.0, 110.0, 120.0, 130.0), False, "within the noise of 20 %"),
+        ((100.0,) * 5, (90.0, 100.0, 110.0, 120.0, 130.0), False, "within the noise of 20%"),
         ((0.0,) * 5, (0.0,) * 5, False, "not measured"),
     ],
 )
@@ -52,71 +52,71 @@ def test_only_what_is_faster_beyond_the_noise_is_kept(
 
 
 def test_the_bound_comes_first_and_the_verdict_is_made_anew() -> None:
-    ladder = Ladder(step(data=0.9, computing=0.1))
+    search = GreedySearch(step(data=0.9, computing=0.1))
     read = step("data.workers=4", data=0.0, computing=0.1)
     compiled = step("data.workers=4", "speed.channels_last=true", computing=0.05)
-    assert climb(ladder, read, compiled) == ["data.workers=4", "speed.channels_last=true"]
-    assert ladder.kept == {"data.workers": "4", "speed.channels_last": "true"}
-    assert ladder.gain == pytest.approx(20.0)
-    assert [rung.verdict.split(":")[0] for rung in ladder.rungs] == [
-        "bound by reading",
-        "bound by computing",
-        "bound by computing",
+    assert climb(search, read, compiled) == ["data.workers=4", "speed.channels_last=true"]
+    assert search.kept == {"data.workers": "4", "speed.channels_last": "true"}
+    assert search.gain == pytest.approx(20.0)
+    assert [rung.verdict.split(":")[0] for rung in search.tried] == [
+        "bound by data loading",
+        "bound by compute",
+        "bound by compute",
     ]
 
 
 def test_each_is_tried_on_top_of_what_was_kept() -> None:
-    ladder = Ladder(step(data=0.9, computing=0.1))
-    climb(ladder, step("data.workers=4", computing=0.1))
-    chosen = ladder.next()
+    search = GreedySearch(step(data=0.9, computing=0.1))
+    climb(search, step("data.workers=4", computing=0.1))
+    chosen = search.next()
     assert chosen is not None
-    assert ladder.overrides_with(chosen) == ("data.workers=4", "speed.channels_last=true")
+    assert search.overrides_with(chosen) == ("data.workers=4", "speed.channels_last=true")
 
 
 def test_a_later_value_takes_the_place_of_an_earlier_one() -> None:
-    ladder = Ladder(step(data=0.9, computing=0.1, cores=8))
-    climb(ladder, step("data.workers=16", data=0.5, computing=0.1, cores=8))
+    search = GreedySearch(step(data=0.9, computing=0.1, cores=8))
+    climb(search, step("data.workers=16", data=0.5, computing=0.1, cores=8))
     again = Suggestion(("data.workers=8",), "fewer")
-    assert ladder.overrides_with(again) == ("data.workers=8",)
+    assert search.overrides_with(again) == ("data.workers=8",)
 
 
 def test_when_the_bound_is_spent_the_next_part_is_looked_at() -> None:
     slow = step(data=0.7, computing=0.3)
-    ladder = Ladder(slow)
-    tried = climb(ladder, slow, slow, slow, slow)
+    search = GreedySearch(slow)
+    tried = climb(search, slow, slow, slow, slow)
     assert tried == ["data.workers=4", "data.workers=2", "speed.channels_last=true", "speed.compile=true"]
-    assert ladder.next() is None
-    assert ladder.kept == {}
-    assert ladder.gain == 1.0
-    assert {rung.outcome for rung in ladder.rungs[1:]} == {"within the noise of 2 %"}
+    assert search.next() is None
+    assert search.kept == {}
+    assert search.gain == 1.0
+    assert {rung.outcome for rung in search.tried[1:]} == {"within the noise of 2%"}
 
 
 def test_nothing_is_tried_against_a_part_that_is_small() -> None:
     slow = step(data=0.97, computing=0.03)
-    ladder = Ladder(slow)
-    assert climb(ladder, slow, slow) == ["data.workers=4", "data.workers=2"]
-    assert ladder.next() is None
+    search = GreedySearch(slow)
+    assert climb(search, slow, slow) == ["data.workers=4", "data.workers=2"]
+    assert search.next() is None
 
 
 def test_what_did_not_help_is_tried_again_after_a_change() -> None:
     first = step(computing=1.0, batches_are_samples=False)
     faster = step("speed.compile=true", computing=0.5, batches_are_samples=False)
-    ladder = Ladder(first)
-    tried = climb(ladder, first, faster)
+    search = GreedySearch(first)
+    tried = climb(search, first, faster)
     assert tried == ["speed.channels_last=true", "speed.compile=true"]
-    assert climb(ladder, faster) == ["speed.channels_last=true"]
-    assert ladder.next() is None
+    assert climb(search, faster) == ["speed.channels_last=true"]
+    assert search.next() is None
 
 
 def test_what_failed_is_a_rung_and_not_tried_again() -> None:
     first = step(computing=1.0, batches_are_samples=False)
     faster = step("speed.compile=true", computing=0.5, batches_are_samples=False)
-    ladder = Ladder(first)
-    climb(ladder, "rank 1: out of memory\nmore", faster)
-    failed = ladder.rungs[1]
+    search = GreedySearch(first)
+    climb(search, "rank 1: out of memory\nmore", faster)
+    failed = search.tried[1]
     assert (failed.outcome, failed.after, failed.kept) == ("failed: rank 1: out of memory", None, False)
     assert failed.gain is None
-    assert ladder.next() is None
+    assert search.next() is None
 
 
 @pytest.mark.parametrize(
@@ -132,45 +132,45 @@ def test_what_is_learned_changes_only_where_that_is_allowed(
 ) -> None:
     monkeypatch.setattr(suggestions, "cpu_has_bf16", lambda: True)
     slow = step("speed.channels_last=true", ranks=2, computing=0.5, communication=0.5, batches_are_samples=False)
-    ladder = Ladder(slow, allow)
+    search = GreedySearch(slow, allow)
     tried = []
-    while chosen := ladder.next():
+    while chosen := search.next():
         tried.append(chosen.text)
-        ladder.note(chosen, slow)
+        search.note(chosen, slow)
     assert sorted(tried) == sorted(expected)
 
 
 def test_a_larger_batch_is_compared_by_samples_and_not_by_steps() -> None:
     slow = step("speed.channels_last=true", "speed.compile=true", ranks=2, computing=0.2, communication=0.8)
-    ladder = Ladder(slow, ("batch",))
-    chosen = ladder.next()
+    search = GreedySearch(slow, ("batch",))
+    chosen = search.next()
     assert chosen is not None and chosen.changes == "batch"
     larger = step(ranks=2, computing=0.4, communication=0.8, global_batch=128)
-    assert ladder.note(chosen, larger).kept
-    assert ladder.gain == pytest.approx(2 / 1.2)
+    assert search.note(chosen, larger).kept
+    assert search.gain == pytest.approx(2 / 1.2)
 
 
 def test_what_was_not_tried_is_told_with_how_to() -> None:
     slow = step(ranks=2, computing=by_rank(0.2, 1.0), local_ranks=2, hosts=("a", "a"))  # pyright: ignore[reportArgumentType]
-    left = Ladder(slow).left()
-    assert left[0] == "look at rank 1 on a, for example with tutti doctor"
+    left = GreedySearch(slow).left()
+    assert left[0] == "examine rank 1 on a, for example with tutti doctor"
     assert left[1].startswith("runtime.binding=compact: every rank has cores of its own; ranks do that when they start")
     slow = step(ranks=2, computing=0.2, communication=0.8)
-    assert Ladder(slow).left() == [
-        "batch.global=128 batch.micro=32: half as many steps; the learning rate stays (schedule.scaling=none); "
+    assert GreedySearch(slow).left() == [
+        "batch.global=128 batch.micro=32: half as many steps; the learning rate is not scaled (schedule.scaling=none); "
         "may be tried with --allow batch"
     ]
 
 
 def test_binding_is_not_tried_in_ranks_that_have_started() -> None:
     slow = step(ranks=2, computing=by_rank(0.01, 1.0), local_ranks=2, hosts=("a", "a"))  # pyright: ignore[reportArgumentType]
-    assert Ladder(slow).next() is None
+    assert GreedySearch(slow).next() is None
 
 
 def test_rungs_are_plain_values() -> None:
-    ladder = Ladder(step(data=0.9, computing=0.1))
-    climb(ladder, "no", step(computing=0.1))
-    plain = json.loads(json.dumps([rung.plain() for rung in ladder.rungs]))
+    search = GreedySearch(step(data=0.9, computing=0.1))
+    climb(search, "no", step(computing=0.1))
+    plain = json.loads(json.dumps([rung.plain() for rung in search.tried]))
     assert [rung["gain"] for rung in plain] == [None, None, pytest.approx(10.0)]
     assert [rung["kept"] for rung in plain] == [True, False, True]
     assert plain[2]["overrides"] == ["data.workers=2"]

@@ -1,21 +1,26 @@
-"""One timeline of all ranks on rank 0's clock, in the Trace Event format that Perfetto and chrome://tracing open."""
+"""One timeline of all ranks on rank 0's clock, in the Trace Event format of Perfetto, and how clocks are compared."""
 
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tutti.bench.trace.read import Event, Trace, Track
+import torch
+import torch.distributed as dist
+
+from tutti.bench.trace.spans import Event, Trace, Track
+from tutti.ranks.group import Group
 
 _SLACK_NANOSECONDS = 1_000  # what a span may outlast the one around it by, and be cut
 _IDS = ("correlation", "External id")  # numbers that tie events of one rank together
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """How far the clock of a rank's host is ahead of rank 0's, and how sure that is; in nanoseconds."""
 
     offset: int
@@ -28,17 +33,17 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankTrace:
     """One rank's trace in a timeline."""
 
     rank: int
     host: str
-    clock: Clock
+    clock: ClockOffset
     begin: int  # of its first event, in nanoseconds since 1970 on its own clock
     read: Callable[[], Trace]  # only when its turn comes: traces are large
 
 
-def write_timeline(path: Path, parts: list[Part], steps: tuple[int, int]) -> None:
+def write_timeline(path: Path, parts: list[RankTrace], steps: tuple[int, int]) -> None:
     """Put the traces of all ranks into one file, packed."""
     base = min(part.begin - part.clock.offset for part in parts)
     header = {
@@ -59,7 +64,7 @@ def write_timeline(path: Path, parts: list[Part], steps: tuple[int, int]) -> Non
         file.write("\n]}\n")
 
 
-def timeline_events(trace: Trace, part: Part, base: int, ranks: int) -> Iterator[Event]:
+def timeline_events(trace: Trace, part: RankTrace, base: int, ranks: int) -> Iterator[Event]:
     """One rank's events as one process of the timeline, with numbers that no other rank has."""
     process = part.rank + 1  # viewers keep 0 for the kernel
     lanes = nested(trace.events)
@@ -162,3 +167,66 @@ def _own(number: Any, rank: int, ranks: int) -> Any:
 
 def _name(process: int, thread: int, what: str, **arguments: Any) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+
+
+_ROUNDS = 40
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """A question to rank 0 and its answer, in nanoseconds: when it was sent and came back here, when heard there."""
+
+    sent: int
+    heard: int
+    came: int
+
+
+def offset_of(exchanges: Sequence[ClockReading]) -> tuple[int, int]:
+    """How far this clock is ahead of rank 0's, from the quickest exchange, and how wrong that can be.
+
+    Rank 0 has heard at some time between question and answer: half of the round trip is the most that the middle can be
+    off.
+    """
+    best = min(exchanges, key=lambda one: one.came - one.sent)
+    return (best.sent + best.came) // 2 - best.heard, (best.came - best.sent + 1) // 2
+
+
+def clock_of(before: tuple[int, int], after: tuple[int, int], shared: bool) -> ClockOffset:
+    """What two measurements, before and after a trace, say: their middle, and what they differ by as a doubt more.
+
+    Ranks under one kernel have one clock: its offset is nothing, whatever was measured.
+    """
+    measured = (before[0] + after[0]) // 2
+    if shared:
+        return ClockOffset(0, 0, measured)
+    return ClockOffset(measured, max(before[1], after[1]) + abs(before[0] - after[0]) // 2, measured)
+
+
+def measure_offset(group: Group) -> tuple[int, int]:
+    """This rank's clock against rank 0's, and the uncertainty; every rank enters, one after the other has its turn."""
+    message = torch.zeros(1, dtype=torch.int64)
+    exchanges: list[ClockReading] = [ClockReading(0, 0, 0)]
+    for rank in range(1, group.world_size):
+        if group.is_first:
+            for _ in range(_ROUNDS):
+                dist.recv(message, src=rank)
+                message[0] = time.time_ns()
+                dist.send(message, dst=rank)
+        elif rank == group.rank:
+            exchanges = [_ask(message) for _ in range(_ROUNDS)]
+    return offset_of(exchanges)
+
+
+def _ask(message: torch.Tensor) -> ClockReading:
+    sent = time.time_ns()
+    dist.send(message, dst=0)
+    dist.recv(message, src=0)
+    return ClockReading(sent, int(message[0]), time.time_ns())
+
+
+def shares_first_clock(group: Group) -> bool:
+    """Whether this rank runs under the same kernel as rank 0; every rank enters."""
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else f"rank {group.rank}"
+    boots = group.gather(boot)
+    return boots[0] == boot

@@ -1,4 +1,4 @@
-"""What is measured on one rank: a recipe's learner and loader, and the steps that each phase repeats."""
+"""A recipe prepared for measurement on one rank: its learner and loader, and the step that each phase repeats."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ _BUCKET_MB, _FIRST_BUCKET_MB = 25, 1  # torch's own
 Step = Callable[[], None]
 
 
-class Subject:
+class Workload:
     """A recipe made ready to be measured; nothing that it does changes a weight: the learning rate is 0."""
 
     def __init__(self, session: Session, config: RunConfig, parts: TorchParts) -> None:
@@ -134,7 +134,7 @@ class Subject:
             torch.cuda.synchronize(self.device)
 
     def one_step(self) -> None:
-        """A step of computing alone, for those who count what it does."""
+        """One step without communication, to count its operations."""
         with self.learner.silent():
             self._step(self.cached)
 
@@ -195,7 +195,7 @@ class Subject:
         return self._memory
 
     def close(self) -> None:
-        """Let go of what the next subject needs room for."""
+        """Let go of what the next workload needs room for."""
         if self._memory:
             self._memory.close()
         self.__dict__.clear()
@@ -206,18 +206,18 @@ class Subject:
 
 
 @contextmanager
-def opened(session: Session, config: RunConfig) -> Iterator[Subject]:
+def open_workload(session: Session, config: RunConfig) -> Iterator[Workload]:
     """A recipe made ready on every rank, or the same error on all; every rank enters."""
     group = session.group
     set_threads(config.runtime, session.placement)
     agreed(group, config.data.prepare if group.is_first else lambda: None)
     parts = agreed(group, functools.partial(build_parts, config, Objects(), session.placement, session.device))
-    subject = agreed(group, functools.partial(Subject, session, config, parts))
-    del parts  # which the subject lets go of at its end
+    workload = agreed(group, functools.partial(Workload, session, config, parts))
+    del parts  # which the workload lets go of at its end
     try:
-        yield subject
+        yield workload
     finally:
-        subject.close()
+        workload.close()
 
 
 def void(_: Any) -> None:
