@@ -219,7 +219,7 @@ def fail_for_good(how: str) -> str:
     def run(state: Any) -> None:
         hvd.allreduce(torch.ones(1), name="fine")
         if how == "kill" and hvd.rank() == 1:
-            engine.carry_out = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            engine.execute = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         rows = 1 if how == "kill" else 1 + hvd.rank()
         hvd.allreduce(torch.ones(rows), name="x")
 

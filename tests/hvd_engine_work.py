@@ -514,13 +514,13 @@ def leave_at_once(last: str) -> Any:
 
 def lose_a_rank(victim: int, how: str, inside: bool) -> tuple[tuple[str, str], tuple[str, str]]:
     """A rank ends without a word while others wait for it, or in the middle of what it does with them."""
-    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS, engine.PATIENCE_SECONDS = 0.2, 4.0, 0.5
+    engine.HEARTBEAT_SECONDS, engine.SILENCE_SECONDS, engine.LEAVE_SECONDS = 0.2, 4.0, 0.5
     basics.init()
     total()
     store = basics._group.store  # pyright: ignore[reportOptionalMemberAccess]
     if basics.rank() == victim:
         if inside:
-            engine.carry_out = lambda *_: die(how)
+            engine.execute = lambda *_: die(how)
             ops.allreduce_async(torch.ones(1 << 20), name="x")
         while inside or store.add("waiting", 0) < basics.size() - 1:
             time.sleep(0.01)
@@ -574,14 +574,14 @@ def stall(shutdown_seconds: str) -> tuple[list[str], Any]:
 def watch_messages() -> dict[str, Any]:
     """What is said over three rounds of the same names, the last of which changes a shape."""
     said: list[Message] = []
-    say = StoreChannel.say
+    send = StoreChannel.send
 
     def noted(self: StoreChannel, message: Message) -> None:
         if message.requests or message.known:
             said.append(message)
-        say(self, message)
+        send(self, message)
 
-    StoreChannel.say = noted
+    StoreChannel.send = noted
     basics.init()
     rounds: dict[str, Any] = {}
     for turn in ("first", "second", "changed"):

@@ -47,7 +47,7 @@ def test_a_coordinator_that_says_nothing_ends_the_wait_at_the_deadline() -> None
         port = free.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     channel = StoreChannel(Connections(store, coordinates=True), 0, 0)
-    channel.answer(0, [Response("barrier")])
+    channel.respond(0, [Response("barrier")])
     assert channel.responses(60) == [Response("barrier")]
     with pytest.raises(ChannelClosed, match="timeout"):
         channel.responses(0.2)

@@ -100,7 +100,7 @@ class Job(RuleBasedStateMachine):
     def a_process_set_is_added(self, data: st.DataObject, ranks: set[int]) -> None:
         members = tuple(sorted(rank for rank in ranks if rank < self.size))
         if members and members not in self.sets.values():
-            number = min(set(range(1, 10)) - set(self.sets))
+            number = min(set(range(1, 20)) - set(self.sets))  # 4 ranks have 15 subsets
             assert self._change("add_set", members, data).set_number == number
             self.sets[number] = members
 

@@ -59,13 +59,13 @@ class Compression:
 
 
 def identity(variable: Any) -> int:
-    """Which variable it is; the same for one of Keras 3 and for TensorFlow's in it."""
+    """Return an identity for a variable; a variable of Keras 3 and TensorFlow's inside it have the same."""
     inner = getattr(variable, "_value", None) if type(variable).__module__.startswith("keras.") else None
     return id(variable if inner is None or not hasattr(inner, "assign") else inner)
 
 
 def variables_of(holder: Any) -> list[Any]:
-    """The variables of a model or an optimizer, which some have as a list and some behind a call."""
+    """Return the variables of a model or an optimizer, for which they are an attribute or a method."""
     found: Any = getattr(holder, "variables", ())
     if callable(found):
         found = found()
@@ -73,7 +73,7 @@ def variables_of(holder: Any) -> list[Any]:
 
 
 def trained_in(layers: Any) -> list[Any]:
-    """The weights that are trained in one layer, in several or in none."""
+    """Return the trainable weights of one layer, several, or none."""
     listed = [] if layers is None else layers if isinstance(layers, list | tuple) else [layers]
     for layer in listed:
         if not hasattr(layer, "trainable_weights"):
@@ -82,7 +82,7 @@ def trained_in(layers: Any) -> list[Any]:
 
 
 def check_groups(groups: Any) -> None:
-    """Refuse what names no groups; all gradients of a step travel together, whatever they are."""
+    """Raise ValueError for groups that are not valid; all gradients of a step are sent together in any case."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
         return
     if not (isinstance(groups, list) and all(isinstance(group, list | tuple) for group in groups)):

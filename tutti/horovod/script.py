@@ -1,4 +1,4 @@
-"""A user's script as a rank: with the variables of torchrun, and its output in its log."""
+"""A user's script run as a rank, with the environment variables of torchrun and its output in a log."""
 
 import atexit
 import os
@@ -19,17 +19,17 @@ from tutti.runs.output import Tee, captured_output
 
 
 def check_script(path: str) -> None:
-    """Refuse a script that is not there before anything starts."""
+    """Raise ConfigError for a script that does not exist."""
     if not Path(path).is_file():
         raise ConfigError(f"script {path!r}: no such file in {Path.cwd()}. Give the path of a Python file.")
 
 
 def offer_horovod() -> str | None:
-    """Have `import horovod` find tutti's, unless a real Horovod is there: what that is, in words."""
+    """Make `import horovod` find tutti's package, unless a real Horovod is installed; describe that one."""
     with suppress(PackageNotFoundError):
         return f"Horovod {version('horovod')} is installed"
     spec = find_spec("horovod")
-    if spec is None or spec.origin is None:  # a folder of that name is not yet a package
+    if spec is None or spec.origin is None:  # not a package, but perhaps a folder of that name
         sys.path.append(str(SITE_FOLDER))
         return None
     ours = b"tutti" in Path(spec.origin).read_bytes()
@@ -60,7 +60,7 @@ def run_script(path: str, arguments: list[str], placement: Placement, folder: Ru
     with captured_output(folder.log(placement.rank), on_screen=placement.rank == 0):
         try:
             runpy.run_path(path, run_name="__main__")
-            atexit._run_exitfuncs()  # the script's own, while its output is kept: the rank leaves without them
+            atexit._run_exitfuncs()  # the script's own, while its output is captured: the rank exits without them
         except Exception:
             traceback.print_exc(file=sys.stderr.log if isinstance(sys.stderr, Tee) else None)
             raise

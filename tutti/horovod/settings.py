@@ -11,28 +11,28 @@ from tutti.config.recipes import read_yaml
 from tutti.errors import ConfigError, nearest
 
 LOG_LEVELS = {"TRACE": "DEBUG", "FATAL": "CRITICAL"} | {level: level for level in ("DEBUG", "INFO", "WARNING", "ERROR")}
-_CYCLES, _SHORT_CYCLES = 1000, 100  # a message costs more here than it does in Horovod
+_CYCLES, _SHORT_CYCLES = 1000, 100  # a message costs more here than in Horovod
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the engine of a job works."""
+    """The settings of a job's engine."""
 
     fusion_bytes: int = 128 << 20
     cache_capacity: int = 1024
-    gather_seconds: float = 1.0  # for so long submissions are gathered while nobody on any rank waits for them
-    short_gather_seconds: float = 0.1  # the same while another rank does
-    gather_bytes: int = 25 << 20  # or until they are so much
+    gather_seconds: float = 1.0  # how long submissions are collected while no rank waits for them
+    short_gather_seconds: float = 0.1  # the same while another rank waits
+    gather_bytes: int = 25 << 20  # or until they have this size
     stall_warning_seconds: float | None = 60.0
     stall_shutdown_seconds: float = 0.0  # 0: never
     log_level: str = ""
-    timeline: str = ""  # the file that a timeline is written to from the start
+    timeline: str = ""  # the file of a timeline that starts with the job
     marks_cycles: bool = False
-    dynamic_sets: bool = False  # process sets may change while the job runs
+    dynamic_sets: bool = False  # process sets may be added and removed while the job runs
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """The settings of the environment; what is no number where one is expected is refused by its name."""
+    """Read the settings from environment variables; a value that is not valid is an error that names the variable."""
     timeline = env.get("HOROVOD_TIMELINE", "")
     cycle_seconds = read_number(env, "CYCLE_TIME", 1.0) / 1000
     return Settings(
@@ -52,23 +52,23 @@ def read_settings(env: Mapping[str, str]) -> Settings:
 
 
 def read_number(env: Mapping[str, str], name: str, default: float) -> float:
-    """A number from the environment; what is none, or below 0, is refused by the variable's name."""
+    """Read a number, 0 or more, from an environment variable; any other value is an error that names the variable."""
     given = env.get(f"HOROVOD_{name}") or str(default)
     try:
         value = float(given)
     except ValueError:
         value = -1.0
     if not 0 <= value < math.inf:
-        raise ValueError(f"HOROVOD_{name}={given!r}: expected a number, 0 or more. Set it right, or unset it.")
+        raise ValueError(f"HOROVOD_{name}={given!r}: expected a number, 0 or more. Correct it, or unset it.")
     return value
 
 
 def _log_level(env: Mapping[str, str]) -> str:
-    """The name of a level of Python's logging, or nothing."""
+    """Return the name of a level of Python's logging, or an empty string."""
     given = env.get("HOROVOD_LOG_LEVEL", "").upper()
     if given and given not in LOG_LEVELS:
         known = ", ".join(level.lower() for level in LOG_LEVELS)
-        raise ValueError(f"HOROVOD_LOG_LEVEL={given.lower()!r}: expected one of {known}. Set it right, or unset it.")
+        raise ValueError(f"HOROVOD_LOG_LEVEL={given.lower()!r}: expected one of {known}. Correct it, or unset it.")
     return LOG_LEVELS.get(given, "")
 
 
@@ -78,14 +78,14 @@ def _is_set(env: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True)
 class FlagSetting:
-    """A flag, the variable it sets, and its place in the YAML file."""
+    """A flag, the variable it sets, and its key in the YAML file."""
 
     flag: str
     kind: type
     variable: str
     key: str  # section.name
     help: str
-    used: bool = True  # otherwise accepted, without a meaning for this implementation
+    used: bool = True  # otherwise accepted without effect
     choices: tuple[str, ...] = ()
 
     @property
@@ -95,9 +95,11 @@ class FlagSetting:
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 SETTINGS = (
-    FlagSetting("--fusion-threshold-mb", int, "FUSION_THRESHOLD", "params.fusion_threshold_mb", "MiB that go together"),
-    FlagSetting("--cycle-time-ms", float, "CYCLE_TIME", "params.cycle_time_ms", "milliseconds in which tensors gather"),
-    FlagSetting("--cache-capacity", int, "CACHE_CAPACITY", "params.cache_capacity", "tensors told by number"),
+    FlagSetting(
+        "--fusion-threshold-mb", int, "FUSION_THRESHOLD", "params.fusion_threshold_mb", "MiB of tensors in one message"
+    ),
+    FlagSetting("--cycle-time-ms", float, "CYCLE_TIME", "params.cycle_time_ms", "milliseconds to collect tensors"),
+    FlagSetting("--cache-capacity", int, "CACHE_CAPACITY", "params.cache_capacity", "tensors that are sent by number"),
     FlagSetting("--hierarchical-allreduce", bool, "HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", "", False),
     FlagSetting("--hierarchical-allgather", bool, "HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", "", False),
     FlagSetting("--torus-allreduce", bool, "TORUS_ALLREDUCE", "params.torus_allreduce", "", False),
@@ -123,22 +125,30 @@ SETTINGS = (
         "",
         False,
     ),
-    FlagSetting("--timeline-filename", str, "TIMELINE", "timeline.filename", "file of a Chrome trace, by rank 0"),
+    FlagSetting(
+        "--timeline-filename", str, "TIMELINE", "timeline.filename", "file of a Chrome trace, written by rank 0"
+    ),
     FlagSetting("--timeline-mark-cycles", bool, "TIMELINE_MARK_CYCLES", "timeline.mark_cycles", "mark cycles in it"),
-    FlagSetting("--stall-check", bool, "STALL_CHECK_DISABLE", "stall_check.enabled", "warn of ranks that do not come"),
+    FlagSetting(
+        "--stall-check",
+        bool,
+        "STALL_CHECK_DISABLE",
+        "stall_check.enabled",
+        "warn of ranks that do not submit an operation",
+    ),
     FlagSetting(
         "--stall-check-warning-time-seconds",
         int,
         "STALL_CHECK_TIME_SECONDS",
         "stall_check.warning_time_seconds",
-        "when to warn of them",
+        "when to warn",
     ),
     FlagSetting(
         "--stall-check-shutdown-time-seconds",
         int,
         "STALL_SHUTDOWN_TIME_SECONDS",
         "stall_check.shutdown_time_seconds",
-        "when to end the job because of them; 0 is never",
+        "when to end the job; 0 is never",
     ),
     FlagSetting("--mpi-threads-disable", bool, "MPI_THREADS_DISABLE", "library_options.mpi_threads_disable", "", False),
     FlagSetting("--num-nccl-streams", int, "NUM_NCCL_STREAMS", "library_options.num_nccl_streams", "", False),
@@ -147,19 +157,24 @@ SETTINGS = (
         "--gloo-timeout-seconds", int, "GLOO_TIMEOUT_SECONDS", "library_options.gloo_timeout_seconds", "", False
     ),
     FlagSetting(
-        "--log-level", str, "LOG_LEVEL", "logging.level", "the least grave messages that ranks print", choices=_LEVELS
+        "--log-level",
+        str,
+        "LOG_LEVEL",
+        "logging.level",
+        "the lowest level of messages that ranks print",
+        choices=_LEVELS,
     ),
     FlagSetting("--log-with-timestamp", bool, "LOG_HIDE_TIME", "logging.timestamp", "", False),
 )
-_INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the flag says yes where the variable says no
+_INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the variable is true where the flag is not given
 _OTHER_OFF_FLAGS = {"--log-with-timestamp": "--log-without-timestamp"}
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The flags; switches have an opposite."""
+    """Add the flags to a parser; a boolean flag has an opposite."""
     group = parser.add_argument_group("settings of the ranks (HOROVOD_* variables)")
     for setting in SETTINGS:
-        text = setting.help or "accepted; without a meaning here"
+        text = setting.help or "accepted without effect"
         if setting.kind is bool:
             off = _OTHER_OFF_FLAGS.get(setting.flag, setting.flag.replace("--", "--no-", 1))
             group.add_argument(setting.flag, dest=setting.name, action="store_true", default=None, help=text)
@@ -169,7 +184,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_environment(given: Mapping[str, Any]) -> dict[str, str]:
-    """The variables for the flags that were given."""
+    """Return the variables that the given flags set."""
     environment = {}
     for setting in SETTINGS:
         value = given.get(setting.name)
@@ -186,12 +201,12 @@ def settings_environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def without_meaning(given: Mapping[str, Any]) -> list[str]:
-    """The settings that were given and change nothing here."""
+    """Return the given flags that have no effect here."""
     return [setting.flag for setting in SETTINGS if not setting.used and given.get(setting.name) is not None]
 
 
 def read_settings_file(path: str) -> dict[str, Any]:
-    """The settings of a YAML file, by the names of their flags."""
+    """Read the settings of a YAML file, by the names of their flags."""
     content = read_yaml(Path(path), "--config-file")
     known = {setting.key: setting for setting in SETTINGS}
     known["logging.hide_timestamp"] = known["logging.timestamp"]
@@ -202,7 +217,7 @@ def read_settings_file(path: str) -> dict[str, Any]:
             continue
         if key not in known:
             raise ConfigError(
-                f"--config-file {path}: {key} is no setting.{nearest(key, known)} "
+                f"--config-file {path}: {key} is not a setting.{nearest(key, known)} "
                 f"Expected some of {', '.join(sorted(known))}."
             )
         setting = known[key]

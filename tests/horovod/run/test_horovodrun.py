@@ -118,7 +118,7 @@ def test_output_goes_to_the_screen_and_to_files(tmp_path: Path) -> None:
         stamped = next(line for line in done.out.splitlines() if line.endswith(f"[{rank}]<stdout>:out {rank}"))
         time.strptime(stamped.partition("[")[0])
         assert f"[{rank}]<stderr>:err {rank}\n" in done.err
-    assert done.err.count("without a meaning here, and ignored: --autotune") == 1
+    assert done.err.count("ignored, since they have no effect here: --autotune") == 1
     assert "rank 1 on host localhost: " in done.err
 
 

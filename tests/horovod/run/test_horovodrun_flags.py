@@ -93,7 +93,7 @@ def test_flags_go_before_the_settings_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("params:\n  fusion_treshold_mb: 3\n", "params.fusion_treshold_mb is no setting. Did you mean"),
+        ("params:\n  fusion_treshold_mb: 3\n", "params.fusion_treshold_mb is not a setting. Did you mean"),
         ("params:\n  cycle_time_ms: fast\n", "params.cycle_time_ms: 'fast'. Expected a value of type float"),
         ("logging:\n  level: LOUD\n", "logging.level: 'LOUD'. Expected one of TRACE"),
         ("- 1\n", "expected sections"),
@@ -152,7 +152,7 @@ def test_elastic_flags_reach_the_driver(tmp_path: Path) -> None:
         ("-np 2 --gloo --mpi", "not allowed with argument"),
         ("-np 2 --nonsense", "unrecognized arguments: --nonsense"),
         ("-np 2 --min-np 3", "expected min-np <= np <= max-np"),
-        ("-np 2 --host-discovery-script nowhere", "is no program that can be run"),
+        ("-np 2 --host-discovery-script nowhere", "is not an executable program"),
         ("-np 2 --min-np 1 --blacklist-cooldown-range 5 1", "expected 0 < MIN <= MAX"),
         ("-np 2 --mpi --min-np 1", "Leave out --mpi"),
     ],

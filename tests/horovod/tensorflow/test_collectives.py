@@ -133,7 +133,7 @@ def test_what_differs_over_ranks_is_an_error_on_all_of_them() -> None:
 def test_a_rank_that_dies_ends_the_others_with_its_name() -> None:
     found = run_ranks(3, work.lose_a_rank, "function", expect_failure=True)
     for survivor in found[:2]:
-        assert survivor.startswith("UnknownError") and "rank 2 has not been heard of" in survivor, survivor
+        assert survivor.startswith("UnknownError") and "rank 2 has not responded" in survivor, survivor
 
 
 def test_objects_questions_and_ranks_without_data() -> None:

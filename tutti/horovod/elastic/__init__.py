@@ -10,13 +10,13 @@ from tutti.errors import TuttiError
 from tutti.horovod.elastic.membership import is_driven, membership
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # what has happened to the hosts; 3 is both
+NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # changes of the hosts; 3 is both
 
 BroadcastObject = Callable[[Any], Any]
 
 
 class State:
-    """Something that can be saved in memory, restored, and made the same on all ranks."""
+    """A state that can be saved in memory, restored, and synchronized over ranks."""
 
     def __init__(self, bcast_object: BroadcastObject, get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
@@ -26,28 +26,28 @@ class State:
         self.commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Have functions called after each reset, when the number of ranks may be another."""
+        """Register functions to call after each reset, when the number of ranks may have changed."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """After a reset: fit what depends on the number of ranks."""
+        """Adapt to the new number of ranks after a reset."""
         self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int = ADDED) -> None:
-        """Note that hosts have come or gone; the next check tells all ranks."""
+        """Record that hosts were added or removed; the next check informs all ranks."""
         self._host_messages.put(update_res)
 
     def commit(self) -> None:
-        """Save, and leave for a reset if hosts have come or gone."""
+        """Save the state, and interrupt for a reset if hosts were added or removed."""
         self.save()
         self.commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks together, if rank 0 knows of other hosts."""
+        """Raise HostsUpdatedInterrupt on all ranks together, if rank 0 knows that the hosts have changed."""
         update = NO_UPDATE
         while not self._host_messages.empty():
             update |= self._host_messages.get()
@@ -58,25 +58,25 @@ class State:
             raise HostsUpdatedInterrupt(update == REMOVED)
 
     def save(self) -> None:
-        """Keep a copy in memory."""
+        """Copy the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Restore the saved copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take over what rank 0 has; every rank must enter."""
+        """Broadcast the state of rank 0; every rank must enter."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Fit what depends on the number of ranks."""
+        """Adapt what depends on the number of ranks."""
 
 
 class ObjectState(State):
-    """A state of plain attributes, each a value that can be copied and pickled."""
+    """A state of attributes whose values can be copied and pickled."""
 
-    if TYPE_CHECKING:  # what they are called is known where one is made
+    if TYPE_CHECKING:  # their names are known at run time only
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -97,13 +97,13 @@ class ObjectState(State):
     def sync(self) -> None:
         if not self._names:
             return
-        ObjectState.save(self)  # what rank 0 has, not what it last saved
+        ObjectState.save(self)  # the current values of rank 0, not those it saved last
         self._saved_state = self._bcast_object(self._saved_state)
         ObjectState.restore(self)
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """A function of a state that goes on from the last commit when ranks die, and with the hosts that there are."""
+    """Make a function of a state resume from the last commit when ranks fail, and continue when hosts change."""
 
     @functools.wraps(func)
     def run(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
 
 def _reset(reset: Callable[[], None], why: Exception, skip_sync: bool) -> bool:
-    """Start the job again; whether all ranks have the same state, which the driver knows best."""
+    """Restart the job, and return whether all ranks have the same state; in an elastic job the driver decides that."""
     if is_driven():
         membership().wish_to_skip_sync(skip_sync)
         reset()
@@ -151,6 +151,6 @@ def _hopeless(error: Exception, why: str) -> HorovodInternalError:
 
 
 def _note_state() -> None:
-    """From now on this rank may be the one whose state the others take over."""
+    """Record that this rank has a state that other ranks may receive."""
     if is_driven():
         membership().has_state = True

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tutti.horovod.engine.coordination import Coordination, Timeline
-from tutti.horovod.engine.execute import Members, OperationTensors, abort, carry_out, dissolve, form, release
+from tutti.horovod.engine.execute import Members, OperationTensors, abort, dissolve, execute, form, release
 from tutti.horovod.engine.messages import (
     SET_CHANGES,
     UNNAMED,
@@ -26,30 +26,30 @@ from tutti.horovod.errors import SHUT_DOWN, HorovodInternalError
 from tutti.horovod.settings import Settings
 
 HEARTBEAT_SECONDS = 5.0
-SILENCE_SECONDS = 22.0  # after which a rank that says nothing is taken for dead, and soon after a silent coordinator
-PATIENCE_SECONDS = 5.0  # for the others at the end
-HURRY_SECONDS, HURRY_AGAIN_SECONDS = 0.1, 0.5  # of waiting for a result, before other ranks are asked to hurry
+SILENCE_SECONDS = 22.0  # after which a rank without heartbeat is treated as dead, and soon after a coordinator
+LEAVE_SECONDS = 5.0  # to wait for the other ranks at the end
+HURRY_SECONDS, HURRY_AGAIN_SECONDS = 0.1, 0.5  # of waiting for a result, before other ranks must send at once
 
 log = logging.getLogger("tutti.horovod")
 
 
 @dataclass
 class Pending:
-    """An operation between its submission and the moment its result is taken."""
+    """An operation that was submitted and whose result has not been taken."""
 
     request: TensorRequest
     work: OperationTensors
     engine: "Engine"
-    ready: torch.cuda.Event | None = None  # when the GPU has made what goes in
+    ready: torch.cuda.Event | None = None  # when the GPU has computed the input
     done: bool = False
-    finished: torch.cuda.Event | None = None  # when the GPU has made what comes out
+    finished: torch.cuda.Event | None = None  # when the GPU has computed the output
     error: str = ""
     last_joined: int = -1
     set_number: int = -1
-    given: Any = None  # what the caller knows the output as
+    given: Any = None  # the caller's own output tensor
 
     def result(self) -> OperationTensors:
-        """Wait for the end; on a GPU the stream of the caller waits, not the caller."""
+        """Wait for the result; on a GPU the caller's stream waits, not the caller."""
         if not self.done:
             self.engine.wait_for(self)
         if self.error:
@@ -60,7 +60,11 @@ class Pending:
 
 
 class Engine:
-    """One rank's part of a job; `sets` holds the process sets this rank knows, by number."""
+    """One rank's part of a job; `sets` holds the process sets by number.
+
+    It has two threads, and a third on rank 0: one sends requests to the coordinator, one executes what is granted, and
+    one is the coordinator. None of them polls.
+    """
 
     def __init__(self, rank: int, size: int, channel: Channel, sets: dict[int, Members], settings: Settings) -> None:
         self.rank, self.size, self.sets = rank, size, sets
@@ -68,38 +72,38 @@ class Engine:
         self._settings = settings
         self._table: dict[Key, Pending] = {}
         self._outbox: list[TensorRequest] = []
-        self._gathered = 0  # bytes of what is there
+        self._gathered = 0  # bytes of the tensors in the outbox
         self._numbers: dict[TensorRequest, int] = {}
         self._requests: dict[int, TensorRequest] = {}  # by their numbers
-        self._urgent = False  # what is there must be told now
-        self._waits = False  # somebody here has waited for a while, and the coordinator does not know
-        self._awaited = False  # somebody on another rank waits for what was not told here
+        self._urgent = False  # the outbox must be sent now
+        self._waits = False  # a thread of this rank waits, and the coordinator does not know
+        self._awaited = False  # another rank waits for requests of this rank
         self._unnamed: dict[int, itertools.count[int]] = defaultdict(itertools.count)
         self._changed = threading.Condition()
         self._news = threading.Condition()  # some operations are done
         self._leaves = False
         self.failed = False  # connections broke here, of an operation or to the coordinator
-        self._lost = ""  # what broke off here; the coordinator finds out why
-        self._ended = ""  # why no operation can be done any more
+        self._lost = ""  # the operation that failed here; the coordinator determines why
+        self._ended = ""  # why no operation can be executed any more
         self._stream: torch.cuda.Stream | None = None
-        self.timeline = Timeline()  # runs on rank 0 alone
+        self.timeline = Timeline()  # written on rank 0 only
         if settings.timeline and rank == 0:
             try:
                 self.timeline.start(settings.timeline, settings.marks_cycles)
             except OSError as error:
                 log.warning("HOROVOD_TIMELINE=%s: %s. There will be no timeline.", settings.timeline, error)
-        work = [self._tell, self._carry_out] + ([self._coordinate] if rank == 0 else [])
+        work = [self._send_requests, self._execute_granted] + ([self._coordinate] if rank == 0 else [])
         self._threads = [threading.Thread(target=each, name=f"hvd{each.__name__}", daemon=True) for each in work]
         for thread in self._threads:
             thread.start()
 
     @property
     def fusion_bytes(self) -> int:
-        """How much travels in one message at most."""
+        """Return the maximum size of one message."""
         return self._settings.fusion_bytes
 
     def submit(self, *operations: tuple[TensorRequest, OperationTensors]) -> list[Pending]:
-        """Submit operations together; a name that is in flight already is refused, and nothing is submitted then."""
+        """Submit operations together; a name that is already in flight is an error, and nothing is submitted then."""
         with self._changed:
             if self._ended:
                 raise HorovodInternalError(self._ended)
@@ -118,25 +122,27 @@ class Engine:
                 self._table[each.request.key] = each
                 self._outbox.append(each.request)
                 self._gathered += each.work.tensor.nbytes
-            if is_first or self._gathered >= self._settings.gather_bytes:  # otherwise it would be woken for nothing
+            if (
+                is_first or self._gathered >= self._settings.gather_bytes
+            ):  # otherwise the thread would wake up for nothing
                 self._changed.notify()
         return pending
 
     def agree(self, request: TensorRequest) -> Pending:
-        """Submit what has no data, and wait for it."""
+        """Submit an operation without data, and wait for it."""
         (pending,) = self.submit((request, OperationTensors(torch.empty(0), None)))
         pending.result()
         return pending
 
     def hurry(self, others: bool = False) -> None:
-        """Have what has been submitted here told at once, since somebody wants to know; or by other ranks, too."""
+        """Send the requests of this rank at once; with `others`, those of other ranks too."""
         with self._changed:
             if self._outbox or others:
                 self._urgent, self._waits = True, self._waits or others
                 self._changed.notify()
 
     def wait_for(self, pending: Pending) -> None:
-        """Wait until an operation is done; ranks that are behind are asked to hurry if that takes long."""
+        """Wait until an operation is done; if that takes long, make slower ranks send their requests at once."""
         self.hurry()
         seconds = HURRY_SECONDS
         while not self._is_done(pending, seconds):
@@ -154,31 +160,33 @@ class Engine:
             self._news.notify_all()
 
     def next_name(self, process_set: int) -> str:
-        """A name for what has none: the first, second, ... that was submitted so in this set."""
+        """Return a name for an operation without one, numbered in its process set."""
         return f"{UNNAMED}{next(self._unnamed[process_set])}"
 
     def shut_down(self) -> bool:
-        """End the job for all ranks; what is pending anywhere fails. Whether all threads have ended."""
+        """End the job for all ranks, fail pending operations, and return whether all threads have ended."""
         with self._changed:
             self._leaves = True
             self._changed.notify()
         for thread in self._threads:
-            thread.join(2 * PATIENCE_SECONDS)  # longer than it waits itself: one that returns as Python ends aborts it
+            thread.join(
+                2 * LEAVE_SECONDS
+            )  # longer than it waits itself: a thread that returns during finalization aborts Python
         self.timeline.stop()
         ended = not any(thread.is_alive() for thread in self._threads)
         if ended:
             release()
         return ended
 
-    # The thread that tells the coordinator what was submitted here.
+    # The thread that sends requests to the coordinator.
 
-    def _tell(self) -> None:
+    def _send_requests(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._outbox or self._must_tell(), HEARTBEAT_SECONDS)
-                if self._outbox:  # more may follow; one message for all of them is quicker for everybody
+                self._changed.wait_for(lambda: self._outbox or self._must_send(), HEARTBEAT_SECONDS)
+                if self._outbox:  # more may follow, and one message for all of them is faster
                     short, long = self._settings.short_gather_seconds, self._settings.gather_seconds
-                    self._changed.wait_for(self._must_tell, short if self._awaited else long)
+                    self._changed.wait_for(self._must_send, short if self._awaited else long)
                 if self._ended and (self._lost or not self.failed):
                     return
                 requests, self._outbox, self._gathered = self._outbox, [], 0
@@ -186,23 +194,23 @@ class Engine:
                 if waits:
                     self._awaited = False
                 leaves, lost = self._leaves or (self.failed and not self._lost), self._lost
-            numbers = [self._numbers.get(request, -1) for request in requests]  # once: they may get one any moment
+            numbers = [self._numbers.get(request, -1) for request in requests]  # once: another thread assigns numbers
             known = tuple(sorted(number for number in numbers if number >= 0))
             new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
             try:
-                self._channel.say(Message(self.rank, new, known, waits, lost, leaves))
+                self._channel.send(Message(self.rank, new, known, waits, lost, leaves))
             except ChannelClosed as error:
                 self._lose(error)
                 return
             if leaves:
                 return
 
-    def _must_tell(self) -> bool:
+    def _must_send(self) -> bool:
         return bool(self._urgent or self._gathered >= self._settings.gather_bytes or self._leaves or self._ended)
 
-    # The thread that carries out what the coordinator grants.
+    # The thread that executes what the coordinator grants.
 
-    def _carry_out(self) -> None:
+    def _execute_granted(self) -> None:
         try:
             while not self._ended:
                 for response in self._channel.responses(SILENCE_SECONDS + HEARTBEAT_SECONDS):
@@ -211,18 +219,18 @@ class Engine:
                     if self._ended:
                         break
                     if response.kind == "hurry":
-                        self._tell_now()
+                        self._send_now()
                     elif not self._lost:
                         self._do(response)
-            self._channel.part(self.size, PATIENCE_SECONDS)
+            self._channel.leave(self.size, LEAVE_SECONDS)
         except ChannelClosed as error:
             self._lose(error)
-        except Exception as error:  # whatever it is, nobody must wait for ever
-            log.exception("the thread that carries out operations failed")
+        except Exception as error:  # whatever it is, no rank may wait forever
+            log.exception("the thread that executes operations failed")
             self.failed = True
             self._end(f"rank {self.rank} failed: {error!r}. {SHUT_DOWN}")
 
-    def _tell_now(self) -> None:
+    def _send_now(self) -> None:
         with self._changed:
             self._awaited = True
             self._urgent = bool(self._outbox)
@@ -243,16 +251,16 @@ class Engine:
         try:
             self._run(response, pending)
         except Exception as error:
-            with suppress(Exception):  # they may be closed already
+            with suppress(Exception):  # the connections may be closed already
                 abort(self.sets[response.process_set])
-            with self._changed:  # what was begun fails with the rest, when the coordinator knows who is gone
+            with self._changed:  # it fails with the rest, once the coordinator knows which rank is dead
                 self._table |= {each.request.key: each for each in mine}
                 self._lost = f"{response.requests[0].key[1]} failed: {error}"
                 self.failed = self._urgent = True
                 self._changed.notify()
             return
         if response.kind == "join":
-            self._unnamed.clear()  # ranks have had different numbers of operations
+            self._unnamed.clear()  # ranks have submitted different numbers of operations
         for each in mine:
             each.last_joined, each.set_number = response.last_joined, response.set_number
         self._finish(mine)
@@ -267,14 +275,14 @@ class Engine:
         self.timeline.began(response.requests)
         self._compute(response, pending)
         if self._stream is not None:
-            self._stream.synchronize()  # a timeline shows the time of the work, not of its submission to the GPU
+            self._stream.synchronize()  # a timeline shows when the GPU executes, not when it is launched
         self.timeline.ended(response.requests)
 
     def _compute(self, response: Response, pending: list[Pending | None]) -> None:
         works = [each.work if each is not None else None for each in pending]
         members = self.sets[response.process_set]
         if not any(request.device == "cuda" for request in response.requests):
-            carry_out(response, works, members)
+            execute(response, works, members)
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -282,14 +290,14 @@ class Engine:
             for each in pending:
                 if each is not None and each.ready is not None:
                     self._stream.wait_event(each.ready)
-            carry_out(response, works, members)
+            execute(response, works, members)
             finished = self._stream.record_event()
         for each in pending:
             if each is not None:
                 each.finished = finished  # pyright: ignore[reportAttributeAccessIssue]
 
     def _change_sets(self, response: Response) -> None:
-        """Add a process set, or remove one: what waits for it fails, and its requests have no numbers any more."""
+        """Add a process set, or remove one: its pending operations fail, and its requests lose their numbers."""
         number = response.set_number
         if response.kind == "add_set":
             self.sets[number] = form(response.requests[0].members, self.rank)
@@ -307,12 +315,12 @@ class Engine:
         dissolve(members)
 
     def _lose(self, error: ChannelClosed) -> None:
-        if not self._ended:  # afterwards nothing more is expected from there
+        if not self._ended:  # afterwards no message is expected
             self.failed = True
             self._end(f"rank 0, which coordinates all ranks, has ended or cannot be reached ({error}). {SHUT_DOWN}")
 
     def _end(self, why: str) -> None:
-        self.timeline.stop()  # before anybody can know: the file is whole for all who do
+        self.timeline.stop()  # first: the file must be complete when others see the end
         with self._changed:
             self._ended = self._ended or why
             left, self._table = list(self._table.values()), {}

@@ -14,13 +14,13 @@ from tutti.horovod.errors import SHUT_DOWN
 from tutti.horovod.settings import Settings
 
 FLUSH_SECONDS = 1.0
-NEGOTIATION, WORK = 0, 1  # tracks of a row: other ranks may be ready again while rank 0 is still at work
+NEGOTIATION, WORK = 0, 1  # tracks of a row: other ranks may submit again while rank 0 still executes
 
 log = logging.getLogger("tutti.horovod")
 
 
 class Timeline:
-    """A file of events, one row for each tensor; nothing is noted while it does not run. Any thread may call."""
+    """A file of events, one row for each tensor, for Perfetto or chrome://tracing. Any thread may call it."""
 
     def __init__(self) -> None:
         self.runs = False
@@ -28,11 +28,11 @@ class Timeline:
         self._file: TextIO | None = None
         self._marks_cycles = False
         self._rows: dict[Key, int] = {}
-        self._open: set[tuple[Key, int]] = set()  # tracks on which something has begun and not ended
+        self._open: set[tuple[Key, int]] = set()  # tracks with an event that has not ended
         self._flushed = 0.0
 
     def start(self, path: str, marks_cycles: bool) -> None:
-        """Begin a file; one that is being written is ended."""
+        """Start a file, and close the one that is being written."""
         self.stop()
         with self._lock:
             self._file = open(path, "w")  # noqa: SIM115
@@ -44,7 +44,7 @@ class Timeline:
             self.runs = True
 
     def stop(self) -> None:
-        """End the file, if there is one."""
+        """Close the file, if there is one."""
         with self._lock:
             self.runs = False
             ended, self._file = self._file, None
@@ -53,35 +53,35 @@ class Timeline:
                     ended.write("\n]\n")
                     ended.close()
             except OSError as error:
-                log.warning("the timeline could not be written to its end: %s", error)
+                log.warning("the timeline could not be completed: %s", error)
 
     def submitted(self, requests: Iterable[TensorRequest], rank: int) -> None:
-        """A rank is ready for operations; the first one begins their negotiation."""
+        """Record that a rank submitted operations; the first rank starts their negotiation."""
         with self._lock:
             for request in requests:
                 self._begin(request, NEGOTIATION, f"NEGOTIATE_{request.kind.upper()}")
                 self._event(self._row(request.key), NEGOTIATION, str(rank), "i", ',"s":"t"')
 
     def granted(self, requests: Iterable[TensorRequest]) -> None:
-        """All ranks are ready, or the operation is refused."""
+        """Record that operations were granted or refused."""
         with self._lock:
             for request in requests:
                 self._end(request, NEGOTIATION, f"NEGOTIATE_{request.kind.upper()}")
 
     def began(self, requests: Iterable[TensorRequest]) -> None:
-        """Rank 0 carries out operations."""
+        """Record that rank 0 starts to execute operations."""
         with self._lock:
             for request in requests:
                 self._begin(request, WORK, request.kind.upper())
 
     def ended(self, requests: Iterable[TensorRequest]) -> None:
-        """Rank 0 is through with operations."""
+        """Record that rank 0 has executed operations."""
         with self._lock:
             for request in requests:
                 self._end(request, WORK, request.kind.upper())
 
     def cycle(self) -> None:
-        """The coordinator has heard something."""
+        """Record that the coordinator has received messages."""
         if self._marks_cycles:
             with self._lock:
                 self._event(0, 0, "CYCLE_START", "i", ',"s":"g"')
@@ -93,7 +93,7 @@ class Timeline:
             self._event(self._row(request.key), track, what, "B", f',"args":{arguments}')
 
     def _end(self, request: TensorRequest, track: int, what: str) -> None:
-        if (request.key, track) in self._open:  # else it began before the file
+        if (request.key, track) in self._open:  # otherwise it began before the file
             self._open.remove((request.key, track))
             self._event(self._row(request.key), track, what, "E", "")
 
@@ -109,7 +109,7 @@ class Timeline:
         self._event(row, 0, "process_sort_index", "M", f',"args":{{"sort_index":{row}}}')
 
     def _event(self, row: int, track: int, name: str, phase: str, rest: str) -> None:
-        """Names of events need no quoting: they are ours."""
+        """Write an event; the names of events need no quoting."""
         if self._file is None:
             return
         now = time.monotonic()
@@ -117,16 +117,16 @@ class Timeline:
             self._file.write(
                 f',\n{{"name":"{name}","ph":"{phase}","ts":{now * 1e6:.1f},"pid":{row},"tid":{track}{rest}}}'
             )
-            if now - self._flushed > FLUSH_SECONDS:  # what a killed process leaves is readable to the last second
+            if now - self._flushed > FLUSH_SECONDS:  # the file of a killed process is readable up to the last second
                 self._flushed = now
                 self._file.flush()
         except OSError as error:
-            log.warning("the timeline ends here: %s", error)
+            log.warning("the timeline is incomplete: %s", error)
             self._file, self.runs = None, False
 
 
 class Coordination:
-    """A loop that ends with the job."""
+    """Receives the messages of ranks, detects ranks that do not respond, and sends responses until the job ends."""
 
     def __init__(
         self,
@@ -144,38 +144,40 @@ class Coordination:
         self._timeline = timeline
         self._heartbeat_seconds, self._silence_seconds = heartbeat_seconds, silence_seconds
         self._coordinator = Coordinator(size, sets, settings.fusion_bytes, settings.cache_capacity)
-        self._told: set[int] = set()  # numbers of requests that all ranks concerned know
-        self._waiting: set[int] = set()  # ranks that say now that somebody waits there
-        self._lost: tuple[str, float] | None = None  # what first broke off on some rank, and when that was heard
+        self._known_to_ranks: set[int] = set()  # numbers of requests that all ranks of the set know
+        self._waiting: set[int] = set()  # ranks that wait for a result, by their last messages
+        self._lost: tuple[str, float] | None = (
+            None  # the first operation that failed on a rank, and when that was received
+        )
 
     def run(self) -> None:
-        """Answer until a rank leaves, or is gone; nobody must wait for ever, whatever happens here."""
-        heard = dict.fromkeys(range(self._size), time.monotonic())
-        told = time.monotonic()  # when all ranks last had a sign of life from here
+        """Respond until a rank leaves or is lost; no rank may wait forever, whatever happens here."""
+        received = dict.fromkeys(range(self._size), time.monotonic())
+        last_heartbeat = time.monotonic()  # when the last heartbeat was sent to all ranks
         try:
             while True:
-                error = self._hear(heard)
+                error = self._receive(received)
                 if error:
-                    self._answer_all([Response("shutdown", error=error)])
+                    self._respond_to_all([Response("shutdown", error=error)])
                     return
                 self._grant()
                 self._hurry()
-                if time.monotonic() - told >= self._heartbeat_seconds:
-                    self._answer_all([])
-                    told = time.monotonic()
+                if time.monotonic() - last_heartbeat >= self._heartbeat_seconds:
+                    self._respond_to_all([])
+                    last_heartbeat = time.monotonic()
         except ChannelClosed:
             raise
         except Exception as error:
             log.exception("the coordinator of all ranks failed")
-            self._answer_all([Response("shutdown", error=f"the coordinator failed: {error!r}. {SHUT_DOWN}")])
+            self._respond_to_all([Response("shutdown", error=f"the coordinator failed: {error!r}. {SHUT_DOWN}")])
 
-    def _hear(self, heard: dict[int, float]) -> str:
-        """Take the next messages; why the job ends, if it does."""
-        messages, now = self._channel.hear(), time.monotonic()
+    def _receive(self, received: dict[int, float]) -> str:
+        """Receive the next messages, and return why the job ends, or an empty string."""
+        messages, now = self._channel.receive(), time.monotonic()
         if self._timeline.runs:
             self._timeline.cycle()
         for message in messages:
-            heard[message.rank] = now
+            received[message.rank] = now
             self._coordinator.receive(message, now)
             if self._timeline.runs:
                 self._timeline.submitted(self._coordinator.requests(message), message.rank)
@@ -183,10 +185,10 @@ class Coordination:
         lost = next((message.lost for message in messages if message.lost), "")
         self._lost = self._lost or ((lost, now) if lost else None)
         left = any(message.leaves for message in messages)
-        return SHUT_DOWN if left else self._watched(heard, now)
+        return SHUT_DOWN if left else self._problem(received, now)
 
     def _grant(self) -> None:
-        """Tell each rank what it can do now; a set that is removed gets its last answers."""
+        """Send each rank the operations it can execute now; a set that is removed gets its last responses."""
         before = dict(self._coordinator.sets)
         responses = self._coordinator.grants()
         if not responses:
@@ -199,45 +201,43 @@ class Coordination:
         for rank in range(self._size):
             own = [response for response in short if rank in sets[response.process_set]]
             if own:
-                self._channel.answer(rank, own)
+                self._channel.respond(rank, own)
 
     def _hurry(self) -> None:
-        """Have ranks that somebody waits for tell what they have gathered."""
+        """Make ranks that others wait for send the requests they have collected."""
         for rank in self._coordinator.missing(self._waiting) if self._waiting else ():
-            self._channel.answer(rank, [Response("hurry")])
+            self._channel.respond(rank, [Response("hurry")])
 
-    def _roll_call(self, what: str, since: float, heard: dict[int, float], now: float) -> str:
-        """After an operation broke off: every rank that lives says something before long, and who does not is named."""
-        silent = [rank for rank, last in heard.items() if last < since]
+    def _describe_loss(self, what: str, since: float, received: dict[int, float], now: float) -> str:
+        """Describe why an operation failed, and name the ranks that have sent no heartbeat since as dead."""
+        silent = [rank for rank, last in received.items() if last < since]
         if silent and now - since < 2 * self._heartbeat_seconds:
             return ""
-        gone = (
-            f" Rank {', '.join(map(str, silent))} has not been heard of since, and is taken for dead." if silent else ""
-        )
+        gone = f" Rank {', '.join(map(str, silent))} has not responded since, and is treated as dead." if silent else ""
         return f"{what}.{gone} {SHUT_DOWN}"
 
     def _shortened(self, response: Response) -> Response:
-        """Without the requests, where all who get it know them by their numbers."""
+        """Return a response without its requests, if all ranks that receive it know their numbers."""
         if response.error or not response.numbers or min(response.numbers) < 0:
             return response
-        if self._told.issuperset(response.numbers):
+        if self._known_to_ranks.issuperset(response.numbers):
             return replace(response, requests=())
-        self._told.update(response.numbers)
+        self._known_to_ranks.update(response.numbers)
         return response
 
-    def _answer_all(self, responses: list[Response]) -> None:
+    def _respond_to_all(self, responses: list[Response]) -> None:
         for rank in range(self._size):
-            self._channel.answer(rank, responses)
+            self._channel.respond(rank, responses)
 
-    def _watched(self, heard: dict[int, float], now: float) -> str:
-        """Warn of operations that some ranks never submit; an error when a rank is gone or a stall is too long."""
+    def _problem(self, received: dict[int, float], now: float) -> str:
+        """Warn of operations that some ranks do not submit; return an error for a dead rank or a long stall."""
         if self._lost is not None:
-            return self._roll_call(*self._lost, heard, now)
+            return self._describe_loss(*self._lost, received, now)
         silence = self._silence_seconds
-        silent = [rank for rank, last in heard.items() if now - last > silence]
+        silent = [rank for rank, last in received.items() if now - last > silence]
         if silent:
             ranks = ", ".join(map(str, silent))
-            return f"rank {ranks} has not been heard of for {silence:g} s and is taken for dead. {SHUT_DOWN}"
+            return f"rank {ranks} has not responded for {silence:g} s and is treated as dead. {SHUT_DOWN}"
         warning = self._settings.stall_warning_seconds
         if warning is None:
             return ""

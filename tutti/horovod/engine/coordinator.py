@@ -1,7 +1,7 @@
-"""Which tensors all ranks are ready for: the logic of rank 0, without communication of its own.
+"""Which operations all ranks are ready for: the logic of rank 0, without communication.
 
 Ranks submit operations by name, each in its own order. An operation is granted when all ranks of its process set have
-submitted it, and all of them then execute it in the order of the grants. What does not agree is refused on all ranks.
+submitted it, and all of them then execute it in the order of the grants. Requests that do not agree fail on all ranks.
 """
 
 import itertools
@@ -20,22 +20,20 @@ from tutti.horovod.engine.messages import (
     TensorRequest,
 )
 
-_MOST = 256
+_MAX_CACHED_ROUNDS = 256
 
 
 class Repeats:
-    """Learns what was granted when every rank said the same numbers in one message, and knows it the next time."""
+    """Caches what was granted when every rank sent the same request numbers in one message."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._grants: dict[tuple[int, ...], list[Response]] = {}
-        self._kept: dict[
-            int, tuple[Message, float]
-        ] = {}  # what some ranks have said of a round that is known, and when
-        self._round: list[Message] = []  # what has been said since nothing was waiting
+        self._kept: dict[int, tuple[Message, float]] = {}  # messages of ranks in a cached round, and when they came
+        self._round: list[Message] = []  # messages since no operation was waiting
 
     def keep(self, message: Message, now: float) -> bool:
-        """Whether a message belongs to a known round; it is then kept here until all ranks have said the same."""
+        """Return whether a message belongs to a cached round; it is then kept until all ranks have sent the same."""
         begun = next(iter(self._kept.values()), None)
         known = message.known if begun is None else begun[0].known
         if message.requests or message.leaves or message.known != known or known not in self._grants:
@@ -44,7 +42,7 @@ class Repeats:
         return True
 
     def complete(self) -> list[Response]:
-        """What is granted when all ranks have said the same."""
+        """Return what is granted, if all ranks have sent the same."""
         if len(self._kept) < self._size:
             return []
         known = next(iter(self._kept.values()))[0].known
@@ -52,36 +50,45 @@ class Repeats:
         return self._grants[known]
 
     def give_up(self) -> list[tuple[Message, float]]:
-        """Hand out what was kept: another rank says something else."""
+        """Return and drop the messages that were kept, since another rank sent something else."""
         kept, self._kept = list(self._kept.values()), {}
         return kept
 
     def missing(self, waiting: set[int]) -> set[int]:
-        """The ranks that have not said what these ranks have."""
+        """Return the ranks that have not sent what these ranks have."""
         return set() if waiting.isdisjoint(self._kept) else set(range(self._size)).difference(self._kept)
 
     def since(self) -> float | None:
-        """When the first of what is kept was said."""
+        """Return when the first of the kept messages came."""
         return min((when for _, when in self._kept.values()), default=None)
 
     def note(self, message: Message) -> None:
-        """A message that goes the long way."""
+        """Record a message that is not part of a cached round."""
         if len(self._round) <= self._size:
             self._round.append(message)
 
     def learn(self, granted: list[Response]) -> None:
-        """Nothing is waiting any more: what was granted belongs to what was said, if all ranks said the same once."""
-        heard, self._round = self._round, []
-        words = {message.known for message in heard}
-        if len(heard) != self._size or len({message.rank for message in heard}) != self._size or len(words) != 1:
+        """Cache a round, now that no operation waits, if all ranks sent the same numbers once."""
+        round_messages, self._round = self._round, []
+        numbers = {message.known for message in round_messages}
+        if (
+            len(round_messages) != self._size
+            or len({message.rank for message in round_messages}) != self._size
+            or len(numbers) != 1
+        ):
             return
-        known = words.pop()
-        plain = not any(message.requests for message in heard)
-        if known and plain and len(self._grants) < _MOST and not any(each.error or each.joined for each in granted):
+        known = numbers.pop()
+        plain = not any(message.requests for message in round_messages)
+        if (
+            known
+            and plain
+            and len(self._grants) < _MAX_CACHED_ROUNDS
+            and not any(each.error or each.joined for each in granted)
+        ):
             self._grants[known] = granted
 
     def forget(self) -> None:
-        """Numbers have lost their meaning."""
+        """Clear the cache, since request numbers have changed."""
         self._grants.clear()
 
 
@@ -102,12 +109,12 @@ class Waiting:
 
     @property
     def is_one(self) -> bool:
-        """Whether all ranks have named the same request by its number, so that there is nothing to compare."""
+        """Return whether all ranks sent the same request by its number, so that there is nothing to compare."""
         return all(request is self.first for request in self.requests.values())
 
 
 class Coordinator:
-    """Takes messages, gives responses; every call says what time it is. `sets` are the process sets of the moment."""
+    """Turns messages into responses; the caller passes the time. `sets` holds the current process sets."""
 
     def __init__(self, size: int, sets: dict[int, tuple[int, ...]], fusion_bytes: int, capacity: int) -> None:
         self._size = size
@@ -118,11 +125,11 @@ class Coordinator:
         self._known: dict[int, TensorRequest] = {}
         self._numbers: dict[TensorRequest, int] = {}
         self._fresh = itertools.count()  # numbers that no request has had
-        self._joined: list[int] = []  # in the order in which they came
+        self._joined: list[int] = []  # in the order in which they joined
         self._repeats = Repeats(size)
 
     def receive(self, message: Message, now: float) -> None:
-        """Note what a rank has submitted."""
+        """Record what a rank has submitted."""
         if not message.requests and not message.known:
             return
         if not self._waiting and not self._joined and self._repeats.keep(message, now):
@@ -132,7 +139,7 @@ class Coordinator:
         self._note(message, now)
 
     def requests(self, message: Message) -> list[TensorRequest]:
-        """What a rank has submitted, in full; what is of a process set that is gone has failed there."""
+        """Return the requests of a message in full; those of a removed process set have already failed on the rank."""
         known = (self._known[number] for number in message.known if number in self._known)
         return [request for request in (*message.requests, *known) if request.process_set in self.sets]
 
@@ -147,10 +154,12 @@ class Coordinator:
                 self._joined.append(message.rank)
 
     def grants(self) -> list[Response]:
-        """What all ranks can do now: single operations, and small ones of a kind as one."""
+        """Return what all ranks can execute now; small operations of one kind are fused."""
         if not self._waiting:
             return self._repeats.complete()
-        ready = sorted(self._ready(), key=lambda keys: self._waiting[keys[0]].first.kind in SET_CHANGES)  # these last
+        ready = sorted(
+            self._ready(), key=lambda keys: self._waiting[keys[0]].first.kind in SET_CHANGES
+        )  # changes of process sets last
         responses = [response for keys in ready for response in self._decide(keys)]
         granted = self._fused(responses) + self._all_joined()
         if not self._waiting:
@@ -158,7 +167,7 @@ class Coordinator:
         return granted
 
     def missing(self, waiting: set[int]) -> set[int]:
-        """The ranks that have not submitted what these ranks have."""
+        """Return the ranks that have not submitted what these ranks have."""
         found = self._repeats.missing(waiting)
         for (number, _), entry in self._waiting.items():
             if not waiting.isdisjoint(entry.requests):
@@ -166,7 +175,7 @@ class Coordinator:
         return found.difference(self._joined)
 
     def stalled(self, now: float, after_seconds: float) -> list[str]:
-        """A line for each operation that has waited so long, with the ranks that are missing; each is told once."""
+        """Return a line for each operation that has waited so long, with the missing ranks; each operation once."""
         lines = []
         since = self._repeats.since()
         if since is not None and now - since >= after_seconds:
@@ -181,13 +190,13 @@ class Coordinator:
         return lines
 
     def oldest(self) -> float | None:
-        """Since when the longest waiting operation has waited."""
+        """Return when the operation that waits longest was submitted."""
         times = [waiting.since for waiting in self._waiting.values() if waiting.first.kind != "join"]
         kept = self._repeats.since()
         return min(times if kept is None else [*times, kept], default=None)
 
     def _ready(self) -> Iterable[list[Key]]:
-        """The operations that every rank which still has data has submitted; groups when all of them are."""
+        """Return the operations that every rank with data has submitted; a group once all of it is."""
         groups: dict[str, list[Key]] = {}
         refused: set[Key] = set()
         for key, waiting in self._waiting.items():
@@ -195,7 +204,7 @@ class Coordinator:
             if request.kind == "join" or key in refused or not self._all(key):
                 continue
             names = {_group(request)} if waiting.is_one else _groups(waiting)
-            if len(names) > 1:  # what only some ranks have in a group is refused, and the whole group with it
+            if len(names) > 1:  # ranks disagree about the group: the whole group fails
                 taken = [each for each, other in self._waiting.items() if each == key or names & _groups(other) - {""}]
                 refused.update(taken)
                 yield taken
@@ -208,14 +217,14 @@ class Coordinator:
                     yield group
 
     def _all(self, key: Key) -> bool:
-        """Whether all ranks are here; those that have joined need not submit anything."""
+        """Return whether all ranks have submitted an operation; those that have joined need not."""
         there = self._waiting[key].requests
         if not self._joined:
             return len(there) == len(self.sets[key[0]])
         return all(rank in there or rank in self._joined for rank in self.sets[key[0]])
 
     def _decide(self, keys: list[Key]) -> list[Response]:
-        """Grant or refuse operations that belong together, and forget them."""
+        """Grant or refuse operations that belong together, and remove them from those that wait."""
         entries = [self._waiting.pop(key) for key in keys]
         errors = [error for entry in entries if (error := self._problem(entry))]
         requests = tuple(entry.requests[min(entry.requests)] for entry in entries)
@@ -225,7 +234,7 @@ class Coordinator:
             return [self._change_sets(requests[0])]
         members = self.sets[requests[0].process_set]
         joined = tuple(rank for rank in members if rank not in entries[0].requests)
-        alike: dict[tuple[object, ...], list[Waiting]] = {}  # a group may hold several types of numbers
+        alike: dict[tuple[object, ...], list[Waiting]] = {}  # a group may have several dtypes
         for entry in entries:
             alike.setdefault((entry.first.dtype, entry.first.device), []).append(entry)
         return [self._granted(each, joined) for each in alike.values()]
@@ -238,7 +247,7 @@ class Coordinator:
         return Response(first.kind, first.process_set, requests, numbers, sizes=sizes, joined=joined)
 
     def _problem(self, entry: Waiting) -> str:
-        """Why an operation cannot be done: what differs, on which ranks, with both values."""
+        """Return why an operation cannot be executed: what differs, on which ranks, with both values."""
         ranks = sorted(entry.requests)
         reference, name = entry.requests[ranks[0]], entry.first.key[1]
         if reference.kind not in ("allreduce", "barrier") and len(ranks) < len(self.sets[entry.first.process_set]):
@@ -251,18 +260,18 @@ class Coordinator:
                         "Expected the same on all ranks."
                     )
         if reference.kind in _HAVE_ROWS and not reference.shape:
-            return f"{name}: {reference.kind} of tensors without dimensions: expected at least one, which counts rows."
+            return f"{name}: {reference.kind} of tensors without dimensions: expected at least one dimension, the rows."
         return self._wrong_change(reference) if reference.kind in SET_CHANGES else ""
 
     def _wrong_change(self, request: TensorRequest) -> str:
-        """Why a process set cannot be added or removed."""
+        """Return why a process set cannot be added or removed, or an empty string."""
         if request.kind == "remove_set":
             there = request.members in self.sets.values() and request.members != self.sets[GLOBAL_SET]
             return "" if there else f"There is no process set with ranks {list(request.members)} that can be removed."
         return wrong_members(request.members, self.sets.values(), self._size)
 
     def _change_sets(self, request: TensorRequest) -> Response:
-        """Add or remove a set; the number of one that is gone is free again, and nobody knows its requests any more."""
+        """Add or remove a process set; a removed one frees its number and drops its cached requests."""
         if request.kind == "add_set":
             number = next(number for number in itertools.count(GLOBAL_SET + 1) if number not in self.sets)
             self.sets[number] = request.members
@@ -276,7 +285,7 @@ class Coordinator:
         return Response(request.kind, GLOBAL_SET, (request,), set_number=number)
 
     def _number(self, request: TensorRequest) -> int:
-        """The number of a request that will come again, or -1."""
+        """Return the number of a request that can be cached, or -1."""
         if request.kind not in _CACHED or request.name.startswith(UNNAMED):
             return -1
         if request not in self._numbers and len(self._known) < self._capacity:
@@ -285,14 +294,14 @@ class Coordinator:
         return self._numbers.get(request, -1)
 
     def _sizes(self, entry: Waiting) -> tuple[int, ...]:
-        """First dimensions (allgather) or splits (alltoall) of all ranks, one rank after the other."""
+        """Return the first dimensions (allgather) or splits (alltoall) of all ranks, one rank after the other."""
         members = [entry.requests[rank] for rank in self.sets[entry.first.process_set]]
         if entry.first.kind == "allgather":
             return tuple(request.shape[0] for request in members)
         return tuple(rows for request in members for rows in request.splits)
 
     def _fused(self, responses: list[Response]) -> list[Response]:
-        """Granted all-reduces that can travel in one message, put together in the order in which they came."""
+        """Fuse granted all-reduces that can be sent in one message, in their order."""
         out: list[list[Response]] = []
         open_places: dict[tuple[object, ...], int] = {}
         filled: dict[int, int] = {}
@@ -300,7 +309,7 @@ class Coordinator:
             if response.kind != "allreduce" or response.error:
                 out.append([response])
                 continue
-            like = (*_travels_with(response.requests[0]), response.joined)
+            like = (*_fusion_key(response.requests[0]), response.joined)
             size = sum(_bytes(request) for request in response.requests)
             place = open_places.get(like)
             if place is None or filled[place] + size > self._fusion_bytes:
@@ -312,7 +321,7 @@ class Coordinator:
         return [_merged(each) for each in out]
 
     def _all_joined(self) -> list[Response]:
-        """The end of a join, when every rank has come to it."""
+        """Return the end of a join, once every rank has joined."""
         if len(self._joined) < self._size:
             return []
         requests = tuple(self._waiting.pop(key).first for key in list(self._waiting) if key[1].startswith("join."))
@@ -321,25 +330,25 @@ class Coordinator:
 
 
 def _groups(waiting: Waiting) -> set[str]:
-    """The groups that ranks have it in."""
+    """Return the groups in which ranks submitted an operation."""
     return {_group(request) for request in waiting.requests.values()}
 
 
 def _group(request: TensorRequest) -> str:
-    """A group has another name for each number of tensors."""
+    """Return the full name of a request's group, which includes the number of tensors."""
     if not request.group:
         return ""
     return f"{request.process_set}.{request.kind}.{request.group} of {request.group_size}"
 
 
-def _travels_with(request: TensorRequest) -> tuple[object, ...]:
-    """What all-reduces in one message have in common; one of several tensors is a message already."""
+def _fusion_key(request: TensorRequest) -> tuple[object, ...]:
+    """Return what all-reduces in one message must share; a packed one is a message by itself."""
     own = request.name if request.parts else ""
     return own, request.process_set, request.dtype, request.device, request.op, request.prescale, request.postscale
 
 
 def _compared(one: TensorRequest, other: TensorRequest) -> Iterable[tuple[str, object, object]]:
-    """What must agree between two ranks, in the order in which it is told."""
+    """Return what must agree between two ranks, in the order in which it is reported."""
     yield "operations", one.kind, other.kind
     yield "data types", one.dtype, other.dtype
     if one.kind in _ROWS_MAY_DIFFER:

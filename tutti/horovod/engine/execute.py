@@ -1,4 +1,4 @@
-"""Granted operations, carried out by torch.distributed on every rank of a process set; Adasum among them."""
+"""Granted operations, executed by torch.distributed on every rank of a process set, and Adasum."""
 
 import math
 import threading
@@ -11,14 +11,14 @@ from torch._utils import _unflatten_dense_tensors
 
 from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Response, TensorRequest
 
-CHUNK = 1 << 16  # numbers that are made double at once: they stay in the cache
+CHUNK = 1 << 16  # elements that are converted to double precision at once: they stay in the cache
 
 
 def adasum(buffer: torch.Tensor, sizes: list[int], rank: int, size: int) -> None:
-    """Combine the tensors that lie side by side in a buffer with those of all ranks, in place, each by itself.
+    """Combine the tensors that are packed in a buffer with those of all ranks by Adasum, in place, each by itself.
 
-    Neighbours come first, then pairs of neighbours, and so on: after each round all ranks of a pair, a quadruple, ...
-    hold the same, since partners compute the same from the same. All ranks of the job enter; `size` is a power of two.
+    Neighbours exchange first, then pairs of neighbours, and so on: after each round all ranks of a pair, a quadruple
+    and so on hold the same result. Collective over all ranks; `size` is a power of two.
     """
     distance = 1 if buffer.numel() else size
     while distance < size:
@@ -30,7 +30,7 @@ def adasum(buffer: torch.Tensor, sizes: list[int], rank: int, size: int) -> None
 
 
 def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Orthogonal vectors are added, parallel ones averaged; a short vector's share may be too large for single."""
+    """Add orthogonal vectors and average parallel ones; in double precision, since a factor may overflow single."""
     dot, square_a, square_b = _products(a, b)
     of_a, of_b = _share(dot, square_a), _share(dot, square_b)
     pairs = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
@@ -38,17 +38,17 @@ def combine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def is_power_of_two(size: int) -> bool:
-    """Whether Adasum can pair so many ranks."""
+    """Return whether a number of ranks is a power of two, which Adasum needs."""
     return size > 0 and size & (size - 1) == 0
 
 
 def _share(dot: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-    """How much of a vector counts; all of one that is zero."""
+    """Return the factor of a vector; 1 for a zero vector."""
     return torch.where(square > 0, 1 - dot / (2 * square), torch.ones_like(square))
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The dot product and both squares, in double precision."""
+    """Return the dot product and both squared norms, in double precision."""
     total = torch.zeros(3, dtype=torch.float64, device=a.device)
     for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True):
         x, y = x.double(), y.double()
@@ -69,9 +69,9 @@ _REDUCTIONS = {
     MAX: dist.ReduceOp.MAX,
     PRODUCT: dist.ReduceOp.PRODUCT,
 }
-# The old name, which torch before 2.13 knows alone, warns since then.
+# Before torch 2.13 only the old name exists; since then it warns.
 _gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
-_kept: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+_buffers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -83,18 +83,18 @@ DTYPES = {
 
 @dataclass
 class OperationTensors:
-    """A rank's tensors for one operation: what goes in, where the result goes, and what else comes back."""
+    """A rank's tensors of one operation: input, output, and received splits."""
 
     tensor: torch.Tensor
-    output: torch.Tensor | None  # of the right size where that is known beforehand, and perhaps the tensor itself
+    output: torch.Tensor | None  # where its size is known beforehand; may be the input itself
     received_splits: torch.Tensor | None = None
-    filled: threading.Event | None = None  # set when what goes in is there, where that was not so from the first
-    divided: bool = False  # what goes in has been divided by the number of ranks, for their mean
+    filled: threading.Event | None = None  # set once the input is complete, where it was not at submission
+    divided: bool = False  # the input has been divided by the number of ranks already
 
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a process set, where this rank stands among them, and torch's group for it."""
+    """The ranks of a process set, the index of this rank among them, and torch's process group."""
 
     ranks: tuple[int, ...]
     place: int
@@ -106,20 +106,20 @@ class Members:
 
 
 def form(ranks: tuple[int, ...], rank: int) -> Members:
-    """A process set as this rank sees it; every rank of the job must enter, members or not, in the same order."""
+    """Create the process group of a process set; every rank of the job must enter, in the same order."""
     group = dist.new_group(list(ranks))
     return Members(ranks, ranks.index(rank) if rank in ranks else -1, group)  # pyright: ignore[reportArgumentType]
 
 
 def dissolve(members: Members) -> None:
-    """Close the connections of a set; every rank enters, so that none closes them while another still works there."""
+    """Close the connections of a process set, once no rank uses them; every rank must enter."""
     dist.all_reduce(torch.zeros(1))
     if members.place >= 0:
         dist.destroy_process_group(members.group)
 
 
-def carry_out(response: Response, works: Sequence[OperationTensors | None], members: Members) -> None:
-    """Do what a response says; a rank that has joined has no work of its own and lends zeros."""
+def execute(response: Response, works: Sequence[OperationTensors | None], members: Members) -> None:
+    """Execute a response; a rank that has joined has no tensors of its own and contributes zeros."""
     for work in works:
         if work is not None and work.filled is not None:
             work.filled.wait()
@@ -139,7 +139,7 @@ def carry_out(response: Response, works: Sequence[OperationTensors | None], memb
 
 
 def abort(members: Members) -> None:
-    """Close the connections of a set, so that no rank waits for one that has given up."""
+    """Close the connections of a process set, so that no rank waits for this one."""
     group = members.group or dist.group.WORLD
     if members.size > 1 and group is not None:
         group.abort()
@@ -147,7 +147,7 @@ def abort(members: Members) -> None:
 
 
 def _allreduce(requests: Sequence[TensorRequest], works: Sequence[OperationTensors | None], members: Members) -> None:
-    """One message for all of them: side by side in a buffer, unless there is only one."""
+    """Reduce tensors in one message, packed in a buffer unless there is only one."""
     first = requests[0]
     single = works[0] if len(works) == 1 else None
     if single is not None and single.output is not None and single.output.is_contiguous():
@@ -159,19 +159,19 @@ def _allreduce(requests: Sequence[TensorRequest], works: Sequence[OperationTenso
         return
     sizes = [math.prod(request.shape) for request in requests]
     own = [work for work in works if work is not None]
-    buffer = _room(sum(sizes), DTYPES[first.dtype], _device(first, works))
+    buffer = _message_buffer(sum(sizes), DTYPES[first.dtype], _device(first, works))
     if own:
         torch.cat([work.tensor.reshape(-1) for work in own], out=buffer)
-    else:  # this rank has joined, and nothing of this is its own
+    else:  # this rank has joined, and contributes zeros
         buffer.zero_()
     factor = _reduce(buffer, first, members, sizes)
     outputs = [work.output for work in own if work.output is not None]
     if outputs:
-        _take_out(buffer, outputs, factor)
+        _unpack(buffer, outputs, factor)
 
 
 def _reduce(buffer: torch.Tensor, request: TensorRequest, members: Members, sizes: list[int]) -> float:
-    """Reduce over ranks; what remains to be multiplied by."""
+    """Reduce over ranks, and return the factor that remains to be applied."""
     scale(buffer, request.prescale)
     if request.op == ADASUM:
         adasum(buffer, sizes, members.place, members.size)
@@ -180,21 +180,21 @@ def _reduce(buffer: torch.Tensor, request: TensorRequest, members: Members, size
     return request.postscale / members.size if request.op == AVERAGE else request.postscale
 
 
-def _room(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory for a message, which is kept for the next one; the thread or stream that uses it does so in order."""
-    kept = _kept.get((dtype, device))
+def _message_buffer(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory for a message, which is reused for the next one; one thread or stream uses it in order."""
+    kept = _buffers.get((dtype, device))
     if kept is None or len(kept) < length:
-        kept = _kept[dtype, device] = torch.empty(length, dtype=dtype, device=device)
+        kept = _buffers[dtype, device] = torch.empty(length, dtype=dtype, device=device)
     return kept[:length]
 
 
 def release() -> None:
-    """Give back the memory that was kept for messages."""
-    _kept.clear()
+    """Free the memory that is kept for messages."""
+    _buffers.clear()
 
 
-def _take_out(buffer: torch.Tensor, outputs: list[torch.Tensor], factor: float) -> None:
-    """Put what lies side by side in its places, multiplied on the way where the type of numbers allows it."""
+def _unpack(buffer: torch.Tensor, outputs: list[torch.Tensor], factor: float) -> None:
+    """Copy a buffer to the output tensors, and apply the factor while copying where the dtype allows it."""
     if factor == 1.0 or buffer.dtype not in (torch.float32, torch.float64):
         scale(buffer, factor)
         torch._foreach_copy_(outputs, list(_unflatten_dense_tensors(buffer, outputs)))
@@ -204,7 +204,7 @@ def _take_out(buffer: torch.Tensor, outputs: list[torch.Tensor], factor: float) 
 
 
 def scale(buffer: torch.Tensor, factor: float) -> None:
-    """Multiply in place: whole numbers in double precision and cut off, half precision in single."""
+    """Multiply in place: integers in double precision with truncation, half precision in single."""
     if factor == 1.0:
         return
     if not buffer.is_floating_point():
@@ -216,7 +216,7 @@ def scale(buffer: torch.Tensor, factor: float) -> None:
 
 
 def _allgather(work: OperationTensors, rows: Sequence[int], members: Members) -> None:
-    """First dimensions may differ: short ones travel filled up to the longest."""
+    """Gather tensors whose first dimensions may differ; shorter ones are padded to the longest."""
     inner = work.tensor.shape[1:]
     most = max(rows)
     whole = work.tensor.new_empty((members.size * most, *inner))
@@ -239,7 +239,7 @@ def _broadcast(request: TensorRequest, work: OperationTensors, members: Members)
 
 
 def _alltoall(work: OperationTensors, splits: Sequence[int], members: Members) -> None:
-    """Rows for each rank; the table of all ranks' splits came with the grant."""
+    """Send rows to each rank; the splits of all ranks came with the grant."""
     size, place = members.size, members.place
     sent = splits[place * size : (place + 1) * size]
     received = [splits[other * size + place] for other in range(size)]
@@ -255,7 +255,7 @@ def _alltoall(work: OperationTensors, splits: Sequence[int], members: Members) -
 
 
 def _reducescatter(request: TensorRequest, work: OperationTensors, members: Members) -> None:
-    """The first ranks get one more row where rows do not divide."""
+    """Reduce, and keep this rank's rows; the first ranks get one more where rows do not divide evenly."""
     whole = work.tensor.clone(memory_format=torch.contiguous_format)
     scale(whole.view(-1), _reduce(whole.view(-1), request, members, [whole.numel()]))
     counts = scattered_rows(len(whole), members.size)
@@ -264,12 +264,12 @@ def _reducescatter(request: TensorRequest, work: OperationTensors, members: Memb
 
 
 def scattered_rows(rows: int, size: int) -> list[int]:
-    """How many rows each rank gets."""
+    """Return the number of rows of each rank."""
     return [rows // size + (place < rows % size) for place in range(size)]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: Gloo does not know all kinds of numbers, and need not when it only moves them."""
+    """View a tensor as bytes: Gloo does not support all dtypes, and need not to move them."""
     return tensor.view(-1).view(torch.uint8)
 
 

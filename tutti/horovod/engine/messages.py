@@ -15,17 +15,17 @@ from tutti.ranks.messages import waiting_connection
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
 ]
-Key = tuple[int, str]  # process set, and the name with its kind in front
+Key = tuple[int, str]  # process set, and the name prefixed with the kind
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
 OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 GLOBAL_SET = 0
-SET_CHANGES = ("add_set", "remove_set")  # one at a time, whatever it is: they share a key
-UNNAMED = "noname."  # and a number, for what the user gave no name: it never comes again
+SET_CHANGES = ("add_set", "remove_set")  # one at a time: they share a key
+UNNAMED = "noname."  # and a number, for operations without a name: it is not used again
 
 
 class TensorRequest(NamedTuple):
-    """One rank's wish to take part in an operation; all that must agree over ranks is in it."""
+    """One rank's request for an operation, with everything that must agree over ranks."""
 
     kind: Kind
     name: str
@@ -38,10 +38,10 @@ class TensorRequest(NamedTuple):
     postscale: float = 1.0
     root: int = -1
     splits: tuple[int, ...] = ()  # alltoall: rows for each rank
-    group: str = ""  # grouped operations: ready together or not at all
+    group: str = ""  # grouped operations are executed together
     group_size: int = 1
-    parts: tuple[tuple[int, ...], ...] = ()  # shapes of tensors that lie side by side in this one
-    members: tuple[int, ...] = ()  # of a process set that is to be added or removed
+    parts: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors that are packed in this one
+    members: tuple[int, ...] = ()  # of a process set to add or remove
 
     @property
     def key(self) -> Key:
@@ -50,27 +50,27 @@ class TensorRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """What a rank tells the coordinator: new wishes, in full or by the number of one that was granted before."""
+    """A rank's message to the coordinator: new requests, in full or by the number of one that was granted before."""
 
     rank: int
     requests: tuple[TensorRequest, ...] = ()
     known: tuple[int, ...] = ()
-    waits: bool = False  # somebody on this rank waits for a result
-    lost: str = ""  # an operation broke off here, perhaps because a rank is gone
+    waits: bool = False  # a thread of this rank waits for a result
+    lost: str = ""  # an operation failed here, perhaps because a rank has ended
     leaves: bool = False  # this rank shuts down
 
 
 @dataclass(frozen=True)
 class Response:
-    """What the coordinator tells the members of a process set: do this now, all of you, in the order of responses."""
+    """The coordinator's message to the ranks of a process set: execute this now, in the order of responses."""
 
-    kind: Kind | Literal["hurry", "shutdown"]  # hurry: somebody waits for what this rank has not told yet
+    kind: Kind | Literal["hurry", "shutdown"]  # hurry: another rank waits for requests of this rank
     process_set: int = GLOBAL_SET
-    requests: tuple[TensorRequest, ...] = ()  # one, or several that are done as one; rank 0's or the first that came
-    numbers: tuple[int, ...] = ()  # under which ranks may name them from now on, or none
+    requests: tuple[TensorRequest, ...] = ()  # one, or several that are executed as one
+    numbers: tuple[int, ...] = ()  # by which ranks may refer to them from now on, or none
     error: str = ""
     sizes: tuple[tuple[int, ...], ...] = ()  # allgather: first dimensions; alltoall: splits; rank by rank of the set
-    joined: tuple[int, ...] = ()  # ranks that have no more data and take part with zeros
+    joined: tuple[int, ...] = ()  # ranks without data, which take part with zeros
     last_joined: int = -1
     set_number: int = -1  # of the process set that was added or removed
 
@@ -79,40 +79,40 @@ _FORGET_AFTER = 1000
 
 
 class ChannelClosed(Exception):
-    """Nobody answers at the other end."""
+    """The other end of the channel does not respond."""
 
 
 class Channel(Protocol):
-    """What a rank says, what the coordinator hears, and the way back. Each method is called from one thread only."""
+    """Carries messages to the coordinator and responses to ranks. Each method is called from one thread only."""
 
-    def say(self, message: Message) -> None: ...
+    def send(self, message: Message) -> None: ...
 
-    def hear(self) -> list[Message]: ...
+    def receive(self) -> list[Message]: ...
 
-    def answer(self, rank: int, responses: list[Response]) -> None: ...
+    def respond(self, rank: int, responses: list[Response]) -> None: ...
 
     def responses(self, deadline_seconds: float) -> list[Response]: ...
 
-    def part(self, size: int, seconds: float) -> None: ...
+    def leave(self, size: int, seconds: float) -> None: ...
 
 
 class LocalChannel:
-    """For a job of one rank."""
+    """The channel of a job with one rank."""
 
     def __init__(self) -> None:
         self._up: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._down: queue.SimpleQueue[list[Response]] = queue.SimpleQueue()
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self._up.put(message)
 
-    def hear(self) -> list[Message]:
-        heard = [self._up.get()]
+    def receive(self) -> list[Message]:
+        received = [self._up.get()]
         while not self._up.empty():
-            heard.append(self._up.get())
-        return heard
+            received.append(self._up.get())
+        return received
 
-    def answer(self, rank: int, responses: list[Response]) -> None:
+    def respond(self, rank: int, responses: list[Response]) -> None:
         self._down.put(responses)
 
     def responses(self, deadline_seconds: float) -> list[Response]:
@@ -121,31 +121,31 @@ class LocalChannel:
         except queue.Empty as error:
             raise ChannelClosed(f"nothing came for {deadline_seconds:g} s") from error
 
-    def part(self, size: int, seconds: float) -> None:
-        """Nobody else is there."""
+    def leave(self, size: int, seconds: float) -> None:
+        """Return at once: there is no other rank."""
 
 
 class Connections:
-    """A rank's own connections to the store, one for each thread, since a wait blocks it; made once for all jobs."""
+    """A rank's connections to the store, one for each thread, since waiting blocks them; made once for all jobs."""
 
     def __init__(self, store: dist.Store, coordinates: bool) -> None:
-        self.to_say = waiting_connection(store)
+        self.to_send = waiting_connection(store)
         self.to_wait = waiting_connection(store)
-        self.to_hear = waiting_connection(store) if coordinates else self.to_wait
+        self.to_receive = waiting_connection(store) if coordinates else self.to_wait
 
 
 class StoreChannel:
-    """Queues in the TCP store that rank 0 holds.
+    """Queues in the TCP store of rank 0.
 
-    Ranks and coordinator say something every few seconds, if only that they are there: a rank that hears nothing for
-    longer takes the coordinator for dead, and the coordinator counts for itself who is silent.
+    Ranks and the coordinator send a heartbeat every few seconds: a rank that receives nothing for
+    longer treats the coordinator as dead, and the coordinator determines which ranks are silent.
     """
 
     def __init__(self, connections: Connections, generation: int, rank: int) -> None:
         self._to = connections
         self._up = f"hvd/{generation}/up"
         self._down = f"hvd/{generation}/down"
-        self._parted = f"hvd/{generation}/parted"
+        self._left = f"hvd/{generation}/left"
         self._rank = rank
         self._pops = {self._up: 0, self._own: 0}
 
@@ -153,44 +153,46 @@ class StoreChannel:
     def _own(self) -> str:
         return f"{self._down}/{self._rank}"
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         with _connected():
-            self._to.to_say.queue_push(self._up, pickle.dumps(message))
+            self._to.to_send.queue_push(self._up, pickle.dumps(message))
 
-    def hear(self) -> list[Message]:
-        """All messages that are there, or the first one that comes."""
+    def receive(self) -> list[Message]:
+        """Return all messages in the queue, or wait for the next one."""
         with _connected():
-            heard = [self._pop(self._to.to_hear, self._up)]
-            heard += [self._pop(self._to.to_hear, self._up) for _ in range(self._to.to_hear.queue_len(self._up))]
-        return [pickle.loads(content) for content in heard]
+            received = [self._pop(self._to.to_receive, self._up)]
+            received += [
+                self._pop(self._to.to_receive, self._up) for _ in range(self._to.to_receive.queue_len(self._up))
+            ]
+        return [pickle.loads(content) for content in received]
 
-    def answer(self, rank: int, responses: list[Response]) -> None:
+    def respond(self, rank: int, responses: list[Response]) -> None:
         with _connected():
-            self._to.to_hear.queue_push(f"{self._down}/{rank}", pickle.dumps(responses))
+            self._to.to_receive.queue_push(f"{self._down}/{rank}", pickle.dumps(responses))
 
     def responses(self, deadline_seconds: float) -> list[Response]:
         with _connected():
             self._to.to_wait.set_timeout(timedelta(seconds=deadline_seconds))
             return pickle.loads(self._pop(self._to.to_wait, self._own))
 
-    def part(self, size: int, seconds: float) -> None:
-        """Need nothing more; rank 0, whose process may hold the store, stays until nobody does."""
+    def leave(self, size: int, seconds: float) -> None:
+        """Leave the channel; rank 0, whose process may hold the store, waits until all ranks have left."""
         with _connected():
-            if self._to.to_wait.add(self._parted, 1) == size:
-                self._to.to_wait.set(f"{self._parted}/all", "")
+            if self._to.to_wait.add(self._left, 1) == size:
+                self._to.to_wait.set(f"{self._left}/all", "")
             if self._rank == 0:
-                self._to.to_wait.wait([f"{self._parted}/all"], timedelta(seconds=seconds))
+                self._to.to_wait.wait([f"{self._left}/all"], timedelta(seconds=seconds))
 
     def interrupt(self, why: str) -> None:
-        """From any thread, when a rank is known to be dead: end the job here, and have nobody wait for that rank."""
+        """End the job on this rank, since another rank is dead, and let no rank wait for that one; for any thread."""
         with _connected():
-            connection = waiting_connection(self._to.to_say)
+            connection = waiting_connection(self._to.to_send)
             connection.queue_push(self._own, pickle.dumps([Response("shutdown", error=why)]))
             connection.queue_push(self._up, pickle.dumps(Message(self._rank, leaves=True)))
-            connection.set(f"{self._parted}/all", "")
+            connection.set(f"{self._left}/all", "")
 
     def _pop(self, connection: dist.Store, key: str) -> bytes:
-        """The next in a queue; the store notes every wait for a key until the key is set, and is made to forget."""
+        """Return the next item of a queue; setting the key frees the store's records of earlier waits for it."""
         self._pops[key] += 1
         if self._pops[key] % _FORGET_AFTER == 0:
             connection.set(key, "")
@@ -200,7 +202,7 @@ class StoreChannel:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """A broken connection is the end of the channel."""
+    """Raise ChannelClosed where a connection breaks."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The command line of `horovodrun`, flag by flag as in Horovod, and the options of a job that it means."""
+"""The command line of `horovodrun`, with the flags of Horovod, and the options of a job that it specifies."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from tutti.launch.hosts import Host, Slot, assign_slots, parse_hosts, read_hostf
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """How ranks are started, and where their output goes."""
+    """How ranks are started, and where their output is written."""
 
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
@@ -22,28 +22,28 @@ class StartOptions:
     output_filename: str | None = None
     prefix_timestamp: bool = False
     verbose: bool = False
-    environment: dict[str, str] = field(default_factory=dict)  # of every rank: this process's and the settings flags'
+    environment: dict[str, str] = field(default_factory=dict)  # of every rank, with what flags set
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticOptions(StartOptions):
-    """Which ranks there are."""
+    """The options of a job with a fixed number of ranks."""
 
     slots: tuple[Slot, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticOptions(StartOptions):
-    """How many ranks there may be, and where they may run."""
+    """The options of an elastic job."""
 
     np: int  # ranks to start with
     min_np: int  # with fewer slots, the job waits
-    max_np: int | None = None  # None: as many as there are slots
-    host_discovery_script: str | None = None  # None: the hosts below, for ever
-    slots_per_host: int | None = None  # for the hosts that the script names without slots
+    max_np: int | None = None  # None: the number of slots
+    host_discovery_script: str | None = None  # None: always the hosts below
+    slots_per_host: int | None = None  # for hosts that the script prints without slots
     elastic_timeout: float = 600.0  # seconds to wait for min_np slots
     reset_limit: int | None = None
-    cooldown_range: tuple[float, float] | None = None  # seconds; None: a host that failed is out for good
+    cooldown_range: tuple[float, float] | None = None  # seconds; None: a host that failed is never used again
     start_timeout: float | None = None  # seconds
     hosts: tuple[Host, ...] = ()
 
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The flags, with the settings of the YAML file where a flag does not say otherwise."""
+    """Parse the flags; a flag has precedence over the settings of the YAML file."""
     given = _parser().parse_args(words)
     if given.command[:1] == ["--"]:
         given.command = given.command[1:]
@@ -66,12 +66,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def is_elastic(given: argparse.Namespace) -> bool:
-    """Whether the number of ranks may change."""
+    """Return whether the flags specify an elastic job."""
     return given.host_discovery_script is not None or given.min_np is not None
 
 
 def static_options(given: argparse.Namespace) -> StaticOptions:
-    """The job of a fixed number of ranks that the flags describe."""
+    """Return the options of a job with a fixed number of ranks."""
     hosts = _hosts(given)
     count = given.np
     if count is None and hosts:
@@ -86,7 +86,7 @@ def static_options(given: argparse.Namespace) -> StaticOptions:
 
 
 def _start_options(given: argparse.Namespace) -> dict[str, Any]:
-    """What both kinds of jobs are told."""
+    """Return the options that both kinds of jobs have."""
     return {
         "ssh_port": given.ssh_port,
         "ssh_identity_file": given.ssh_identity_file,
@@ -99,7 +99,7 @@ def _start_options(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def elastic_options(given: argparse.Namespace) -> ElasticOptions:
-    """The job of a changing number of ranks that the flags describe."""
+    """Return the options of an elastic job."""
     count = given.np if given.np is not None else given.min_np
     if count is None:
         raise LaunchError("no -np and no --min-np: expected the number of processes to start with. Try: -np 2")
@@ -118,7 +118,7 @@ def elastic_options(given: argparse.Namespace) -> ElasticOptions:
     script = given.host_discovery_script
     if script is not None and not os.access(script, os.X_OK):
         raise LaunchError(
-            f"--host-discovery-script {script} is no program that can be run: expected one that prints host:slots "
+            f"--host-discovery-script {script} is not an executable program: expected one that prints host:slots "
             "lines. Give its path, and make it executable: chmod +x"
         )
     cooldown = given.blacklist_cooldown_range
@@ -140,7 +140,7 @@ def elastic_options(given: argparse.Namespace) -> ElasticOptions:
 
 
 def flags_without_meaning(given: argparse.Namespace) -> list[str]:
-    """The flags that were given and change nothing here."""
+    """Return the given flags that have no effect here."""
     found = without_meaning(vars(given))
     if given.disable_cache:
         found.append("--disable-cache")
@@ -189,48 +189,54 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-v", "--version", action="version", version=__version__, help="print the version")
     add("-np", "--num-proc", dest="np", type=int, help="ranks to start")
-    add("-cb", "--check-build", action="store_true", help="print what is available here, and end")
-    add("--disable-cache", action="store_true", help="accepted; hosts are always checked anew")
+    add("-cb", "--check-build", action="store_true", help="print what is available here, and exit")
+    add("--disable-cache", action="store_true", help="accepted without effect; hosts are always checked")
     add("--start-timeout", type=float, help="seconds to wait for all ranks (HOROVOD_START_TIMEOUT)")
-    add("--output-filename", metavar="DIR", help="also write what ranks say to DIR/rank.N/stdout and stderr")
+    add("--output-filename", metavar="DIR", help="also write the output of ranks to DIR/rank.N/stdout and stderr")
     add(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
         dest="prefix_timestamp",
         action="store_true",
-        help="the time in front of every line",
+        help="print the time before every line",
     )
-    add("--verbose", action="store_true", help="say what is started, and which flags change nothing here")
-    add("--config-file", metavar="YAML", help="settings of the ranks; flags go before them")
+    add("--verbose", action="store_true", help="print what is started, and which flags have no effect here")
+    add("--config-file", metavar="YAML", help="settings of the ranks; flags have precedence")
     add("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     hosts = parser.add_argument_group("hosts").add_argument
-    hosts("-H", "--hosts", help="h1:2,h2:2; without it, this machine")
+    hosts("-H", "--hosts", help="h1:2,h2:2; default: this machine")
     hosts("-hostfile", "--hostfile", help="a file with lines such as 'h1 slots=2'")
     hosts("-p", "--ssh-port", type=int, help="the port of ssh on all hosts")
     hosts("-i", "--ssh-identity-file", help="the private key for ssh")
-    hosts("--network-interfaces", help="the interfaces to use, with commas")
-    hosts("--network-interface", help="the same, by its old name")
+    hosts("--network-interfaces", help="the interfaces to use, separated by commas")
+    hosts("--network-interface", help="the same, deprecated")
     starter = parser.add_argument_group("how ranks are started")
     choice = starter.add_mutually_exclusive_group()
     choice.add_argument("--gloo", action="store_true", help="by this program, over ssh to other hosts (the default)")
     choice.add_argument("--mpi", action="store_true", help="by mpirun (Open MPI or MPICH)")
-    choice.add_argument("--jsrun", action="store_true", help="accepted; without a meaning here")
+    choice.add_argument("--jsrun", action="store_true", help="accepted without effect")
     starter.add_argument("--mpi-args", help="more arguments for mpirun")
     starter.add_argument("--binding-args", help="how mpirun binds ranks to cores")
-    starter.add_argument("--tcp", action="store_true", help="mpirun talks over TCP alone")
+    starter.add_argument("--tcp", action="store_true", help="make mpirun use TCP only")
     elastic = parser.add_argument_group("elastic jobs").add_argument
     elastic("--min-np", "--min-num-proc", dest="min_np", type=int, help="with fewer slots, the job waits")
-    elastic("--max-np", "--max-num-proc", dest="max_np", type=int, help="more ranks are not started")
+    elastic("--max-np", "--max-num-proc", dest="max_np", type=int, help="the largest number of ranks")
     elastic("--host-discovery-script", help="a program that prints host:slots lines")
-    elastic("--slots-per-host", "--slots", dest="slots_per_host", type=int, help="where the script prints none")
+    elastic(
+        "--slots-per-host",
+        "--slots",
+        dest="slots_per_host",
+        type=int,
+        help="slots of a host for which the script prints none",
+    )
     elastic("--elastic-timeout", type=float, help="seconds to wait for min-np slots (600)")
-    elastic("--reset-limit", type=int, help="how often the job may be formed anew")
+    elastic("--reset-limit", type=int, help="how often the job may be restarted with other ranks")
     elastic(
         "--blacklist-cooldown-range",
         nargs=2,
         type=float,
         metavar=("MIN", "MAX"),
-        help="seconds that a failed host rests",
+        help="seconds for which a failed host is not used",
     )
     add_settings(parser)
     return parser

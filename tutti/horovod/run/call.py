@@ -1,4 +1,4 @@
-"""`horovod.run`: call a function on every rank of a job, and get back what each returns."""
+"""`horovod.run`: call a function on every rank of a job, and return the results of all ranks."""
 
 import os
 import pickle
@@ -55,7 +55,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on every rank; what the ranks return, in their order."""
+    """Call `func(*args, **kwargs)` on every rank, and return the results in the order of ranks."""
     for old, new, value in (
         ("np", "num_proc", np),
         ("min_np", "min_num_proc", min_np),
@@ -79,7 +79,7 @@ def run(
 
 
 class _Call:
-    """One call, handed out to the ranks that ask for it, and its answers."""
+    """One call: it is sent to the ranks that connect, and collects their results."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -89,7 +89,7 @@ class _Call:
         self._open: list[threading.Thread] = []
 
     def on_ranks(self, given: Namespace, python: str) -> list[Any]:
-        """Start the ranks, wait for their end, and unpack what they have answered."""
+        """Start the ranks, wait until they have ended, and unpickle their results."""
         elastic = arguments.is_elastic(given)
         options = arguments.elastic_options(given) if elastic else arguments.static_options(given)
         names = [host.name for host in options.hosts] if elastic else [slot.host for slot in options.slots]  # pyright: ignore
@@ -136,12 +136,12 @@ class _Call:
                 connection.send_bytes(self.content)
                 rank, well, answer = pickle.loads(connection.recv_bytes())
             except (OSError, EOFError, AuthenticationError):
-                return  # the rank is gone, and its launcher sees how; or it is none of ours
+                return  # the rank has ended, which its launcher reports; or it is not a rank of this job
             self.answers[rank] = (well, answer)
 
 
 def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
-    """Run the job to its end; what went wrong, in words."""
+    """Run the job to its end, and describe its failure, if any."""
     if arguments.is_elastic(given):
         from tutti.horovod.run.driver import run_elastic
 
@@ -159,13 +159,13 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
     try:
         ending = launch_static(options, command)
     except Stopped as stopped:
-        signal.raise_signal(stopped.number)  # to whoever waits for it in this program
+        signal.raise_signal(stopped.number)  # to this program's own handler
         raise KeyboardInterrupt from None
     return None if ending is None else ending.message()
 
 
 def _own_name(options: Any, others: list[str], everywhere: bool) -> str:
-    """Where ranks find this process."""
+    """Return the address at which ranks reach this process."""
     if not everywhere:
         return "127.0.0.1"
     interface = options.network_interfaces[0] if options.network_interfaces else None
@@ -173,7 +173,7 @@ def _own_name(options: Any, others: list[str], everywhere: bool) -> str:
 
 
 def _own_paths() -> str:
-    """Where this program finds modules, without the places that every Python has of its own."""
+    """Return this program's module search path, without the folders of Python itself."""
     of_python = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return os.pathsep.join(
         path or os.getcwd() for path in sys.path if not path.startswith(of_python) and not path.endswith(".zip")
@@ -181,7 +181,7 @@ def _own_paths() -> str:
 
 
 def _packed(value: Any, func: Callable[..., Any]) -> bytes:
-    """What a rank can unpack: by cloudpickle where it is installed, else what pickle can."""
+    """Pickle a value for the ranks, with cloudpickle where it is installed."""
     packer = _pickler()
     if packer is pickle and getattr(func, "__module__", None) == "__main__":
         raise ConfigError(
@@ -207,7 +207,7 @@ def _pickler() -> ModuleType:
 
 
 def _rank_main() -> None:
-    """One rank: ask for the call, do it, and answer."""
+    """Receive the call on a rank, execute it, and send the result."""
     host, _, port = os.environ.pop(_ADDRESS).rpartition(":")
     with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(_KEY))) as connection:
         well = False

@@ -21,7 +21,7 @@ from tutti.launch.hosts import free_port, is_local, is_portable, own_address
 def mpirun_command(
     options: StaticOptions, command: Sequence[str], mpi_args: str = "", binding_args: str = "", tcp: bool = False
 ) -> tuple[list[str], dict[str, str]]:
-    """The words of mpirun, and the environment to start it in."""
+    """Return the command line of mpirun, and the environment to start it in."""
     hosts = [slot.host for slot in options.slots]
     base = without_launchers(options.environment)
     others = [host for host in hosts if not is_local(host)]
@@ -41,7 +41,7 @@ def mpirun_command(
 
 
 def _kind(environment: Mapping[str, str]) -> str:
-    """Which MPI there is, by what its mpirun says of itself."""
+    """Return which MPI is installed, by the version text of its mpirun."""
     if shutil.which("mpirun", path=environment.get("PATH")) is None:
         raise LaunchError(
             "--mpi, but there is no mpirun on PATH: expected Open MPI or MPICH. Install one (Debian: apt-get install "
@@ -83,7 +83,7 @@ def _open_mpi(
 def _mpich(
     options: StaticOptions, counts: Mapping[str, int], environment: dict[str, str], binding: list[str], tcp: bool
 ) -> list[str]:
-    """Hydra passes on the whole environment by itself."""
+    """Return the command line for MPICH, whose launcher Hydra passes on the whole environment."""
     words = ["mpirun", "-prepend-rank", "-n", str(len(options.slots))]
     words += ["-hosts", ",".join(f"{host}:{count}" for host, count in counts.items()), *binding]
     if _ssh_words(options):
@@ -102,7 +102,7 @@ def _ssh_words(options: StaticOptions) -> list[str]:
 
 
 def run_commandline(words: Sequence[str] | None = None) -> None:
-    """The console script; a user's mistake is one message and exit code 2."""
+    """Run the console script; a user error is one message and exit code 2."""
     try:
         code = run(sys.argv[1:] if words is None else words)
     except TuttiError as error:
@@ -114,7 +114,7 @@ def run_commandline(words: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Start what the command line says; the exit code."""
+    """Run what the command line specifies, and return the exit code."""
     given = arguments.parse(words)
     if given.check_build:
         print(check_build())
@@ -122,7 +122,7 @@ def run(words: Sequence[str]) -> int:
     if not given.command:
         raise LaunchError("no command: expected a program for the ranks. Try: horovodrun -np 2 python train.py")
     if given.verbose and (idle := arguments.flags_without_meaning(given)):
-        print(f"horovodrun: without a meaning here, and ignored: {', '.join(idle)}", file=sys.stderr)
+        print(f"horovodrun: ignored, since they have no effect here: {', '.join(idle)}", file=sys.stderr)
     if arguments.is_elastic(given):
         return _run_elastic(given)
     options = arguments.static_options(given)
@@ -147,7 +147,7 @@ def _run_elastic(given: Namespace) -> int:
     return run_elastic(options, given.command)
 
 
-# Each framework with the module that scripts of it import, and its own.
+# Each framework with the module that its scripts import, and the framework's own.
 _FRAMEWORKS = {
     "TensorFlow": ("tutti.horovod.tensorflow", "tensorflow"),
     "PyTorch": ("tutti.horovod.torch", "torch"),
@@ -156,7 +156,7 @@ _FRAMEWORKS = {
 
 
 def check_build() -> str:
-    """The table."""
+    """Return the table of `--check-build`."""
     gloo, nccl = _torch_backends()
     groups = {
         "Available Frameworks": {name: all(map(_is_here, modules)) for name, modules in _FRAMEWORKS.items()},
@@ -177,7 +177,7 @@ def _is_here(module: str) -> bool:
 
 
 def _torch_backends() -> tuple[bool, bool]:
-    """Whether torch, which moves the tensors, has Gloo, and NCCL with a GPU."""
+    """Return whether torch has Gloo, and whether it has NCCL with a GPU."""
     if not _is_here("torch"):
         return False, False
     import torch
