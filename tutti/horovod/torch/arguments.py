@@ -1,4 +1,4 @@
-"""What the collectives check before anything is submitted; what is wrong is refused on this rank alone."""
+"""Checks of the arguments of collectives before anything is submitted; a failure concerns this rank alone."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _REDUCED = {
 
 
 def reduce_op(op: int | None, average: bool | None) -> int:
-    """The operation that is meant; `average` is the old way to say it."""
+    """Return the reduction; `average` is the deprecated way to select it."""
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -38,12 +38,12 @@ def reduce_op(op: int | None, average: bool | None) -> int:
 
 
 def members_of(process_set: ProcessSet) -> Members:
-    """The ranks of a set that this rank is in."""
+    """Return the members of a process set that includes this rank."""
     return basics.engine().sets[number_of(process_set)]
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number of a set that this rank is in."""
+    """Return the number of a process set that includes this rank."""
     engine = basics.engine()
     number = process_set.process_set_id
     if number is None or number not in engine.sets:
@@ -54,14 +54,14 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Refuse a root that is not in the set; it is counted among all ranks of the job."""
+    """Raise ValueError for a root outside the process set; it is a rank of the whole job."""
     ranks = members_of(process_set).ranks
     if root_rank not in ranks:
         raise ValueError(f"root_rank={root_rank} is not in {process_set}: expected one of {list(ranks)}.")
 
 
 def check_reduced(*tensors: torch.Tensor) -> None:
-    """Refuse what cannot be added up."""
+    """Raise ValueError for tensors that cannot be reduced."""
     for tensor in tensors:
         if tensor.dtype not in _REDUCED:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
@@ -69,7 +69,7 @@ def check_reduced(*tensors: torch.Tensor) -> None:
 
 
 def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
-    """Refuse what Adasum does not know: whole numbers, sets of some ranks, and ranks that cannot be paired."""
+    """Raise an error for what Adasum does not support: integers, process sets, and 3, 5, 6, ... ranks."""
     for tensor in tensors:
         if not tensor.is_floating_point():
             raise ValueError(f"op=Adasum of {tensor.dtype}: expected floating-point numbers. Use another op.")
@@ -81,7 +81,7 @@ def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> No
 
 
 def check_moved(tensor: torch.Tensor) -> None:
-    """Refuse what cannot be sent."""
+    """Raise ValueError for a tensor that cannot be sent."""
     if dtype_name(tensor) not in DTYPES:
         raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     _check_contiguous(tensor)
@@ -93,7 +93,7 @@ def _check_contiguous(tensor: torch.Tensor) -> None:
 
 
 def split_rows(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """How many rows go to each of so many ranks."""
+    """Return how many rows are sent to each rank."""
     count = len(tensor) if tensor.ndim else 0  # without dimensions it is refused on all ranks together
     if splits is None:
         if count % size:
@@ -113,5 +113,5 @@ def split_rows(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """The type of a tensor's numbers, by its short name."""
+    """Return the short name of a tensor's dtype."""
     return str(tensor.dtype).removeprefix("torch.")

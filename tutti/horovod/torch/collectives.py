@@ -24,7 +24,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A tensor reduced over ranks; the gradient is reduced the same way."""
+    """Reduce a tensor over ranks; the gradient is reduced the same way."""
     op = ops.reduce_op(op, average)
     compressed, context = compression.compress(tensor)
     reduced = _Allreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
@@ -40,7 +40,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A tensor reduced over ranks, in place."""
+    """Reduce a tensor over ranks, in place."""
     op = ops.reduce_op(op, average)
     return synchronize(ops.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -55,7 +55,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Several tensors reduced as one unit."""
+    """Reduce several tensors as one unit."""
     if not tensors:
         return list(tensors)
     op = ops.reduce_op(op, average)
@@ -74,7 +74,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Several tensors reduced as one unit, in place."""
+    """Reduce several tensors as one unit, in place."""
     if not tensors:
         return list(tensors)
     op = ops.reduce_op(op, average)
@@ -85,14 +85,14 @@ def grouped_allreduce_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The rows of all ranks after each other; a rank's gradient is the mean over ranks of that of its rows."""
+    """Concatenate the rows of all ranks; a rank's gradient is the mean over ranks for its rows."""
     return _Allgather.apply(tensor, name, process_set)  # pyright: ignore[reportReturnType]
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """The rows of all ranks for several tensors, as one unit."""
+    """Concatenate the rows of all ranks for several tensors, as one unit."""
     if not tensors:
         return list(tensors)
     return list(_GroupedAllgather.apply(name, process_set, *tensors))  # pyright: ignore[reportArgumentType]
@@ -101,14 +101,14 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A rank's tensor on all ranks."""
+    """Broadcast a rank's tensor to all ranks."""
     return _Broadcast.apply(tensor, root_rank, name, process_set)  # pyright: ignore[reportReturnType]
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A rank's tensor on all ranks, in place."""
+    """Broadcast a rank's tensor to all ranks, in place."""
     return synchronize(ops.broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -118,7 +118,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Some of the rows to each rank: what came here, and with splits also how many rows came from each."""
+    """Send rows to each rank; return the received rows, and with splits also how many came from each rank."""
     output, received = _Alltoall.apply(tensor, splits, name, process_set)  # pyright: ignore[reportGeneralTypeIssues]
     return output if splits is None else (output, received)
 
@@ -132,7 +132,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduced over ranks, some of the rows on each."""
+    """Reduce over ranks, and return this rank's rows."""
     compressed, context = compression.compress(tensor)
     reduced = _Reducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
     return compression.decompress(reduced, context)
@@ -147,7 +147,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Several tensors reduced as one unit, some of the rows of each on each rank."""
+    """Reduce several tensors as one unit, and return this rank's rows of each."""
     if not tensors:
         return list(tensors)
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
@@ -275,7 +275,7 @@ class _GroupedReducescatter(torch.autograd.Function):
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over all ranks while it trains; on one rank, or when it evaluates, torch's own."""
+    """Batch norm with the statistics of all ranks in training; on one rank, or in evaluation, torch's own."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         return output
 
     def _count_batch(self) -> float:
-        """The weight of this batch in the running statistics; without momentum, they are means over all batches."""
+        """Return the weight of this batch in the running statistics; without momentum they are means."""
         if self.num_batches_tracked is None:
             return 0.0
         self.num_batches_tracked.add_(1)
@@ -321,7 +321,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """Each rank's moments travel in one message forwards, the sums of the gradient in one backwards."""
+    """Sends the moments in one message in the forward pass, and sums of gradients in one in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, input: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -353,7 +353,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _moments_over_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, variance and number of the values of each channel, at least in single precision."""
+    """Return mean, variance and number of values of each channel, at least in single precision."""
     dtype = torch.promote_types(input.dtype, torch.float32)
     channels = input.shape[1]
     own = torch.zeros(1, 3, channels, dtype=dtype, device=input.device)  # a rank without samples adds nothing

@@ -28,17 +28,17 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: nothing of it has been processed."""
+        """Start an epoch, of which nothing has been processed."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that every rank has processed a batch; it is not given out again after a reset."""
+        """Record that every rank has processed a batch, which is not repeated after a reset."""
         self.processed_num += batch_size * self.num_replicas
 
     def reset(self) -> None:
-        """Divide what is left of the epoch among the ranks."""
+        """Divide the rest of the epoch among the ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
@@ -65,7 +65,7 @@ class ElasticSampler(Sampler[int]):
 
 
 class StateHandler:
-    """How one kind of value is saved, restored and taken over from rank 0."""
+    """Saves, restores and broadcasts values of one type."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -85,7 +85,7 @@ class StateHandler:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The number of ranks may be another."""
+        """Adapt to the new number of ranks."""
 
 
 class _StateDictHandler(StateHandler):
@@ -137,12 +137,12 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """The kinds of values and their handlers; the first that fits is taken."""
+    """Return the types of values with their handlers; the first that matches is used."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Handle other kinds of values, or the known ones differently."""
+    """Replace the types of values with their handlers."""
     global _registry
     _registry = registry
 
@@ -202,6 +202,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reset() -> None:
-    """Leave the job and join the next one."""
+    """Shut down the job and join the next one."""
     ops.shutdown()
     ops.init()

@@ -1,4 +1,4 @@
-"""Weights, optimizer state and plain objects from one rank to all, or from all to all; sums of sparse tensors."""
+"""Broadcast of parameters, optimizer state and objects, gathering of objects, and reduction of sparse tensors."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Parameters = dict[str, torch.Tensor] | Sequence[torch.Tensor] | Sequence[tuple[s
 
 
 def broadcast_parameters(params: Parameters, root_rank: int) -> None:
-    """Put one rank's tensors into those of all ranks, in place."""
+    """Broadcast one rank's tensors to all ranks, in place."""
     if isinstance(params, dict):
         pairs: list[tuple[str | None, Any]] = sorted(params.items())
     elif isinstance(params, list):
@@ -46,7 +46,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """One rank's object on all ranks; that rank gets its own back."""
+    """Broadcast one rank's object; that rank gets its own object back."""
     name = name or "broadcast_object"  # not the type's name: ranks that wait often hold None
     is_root = basics.rank() == root_rank
     content = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
@@ -59,12 +59,12 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in the order of ranks."""
+    """Return the objects of all ranks, in the order of ranks."""
     return gather_objects(obj, name, global_process_set)
 
 
 def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
-    """The objects of the ranks of a set, in the order of ranks."""
+    """Return the objects of the ranks of a process set, in the order of ranks."""
     name = name or "allgather_object"
     content = _to_bytes(obj)
     sizes = allgather_async(torch.tensor([len(content)]), f"{name}.sz", process_set)
@@ -95,7 +95,7 @@ def sparse_allreduce_async(
 
 
 def empty_sparse(parameter: torch.Tensor, sparse_dim: int = 1) -> torch.Tensor:
-    """A sparse gradient without any row."""
+    """Return a sparse gradient without rows."""
     indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dim:])
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)

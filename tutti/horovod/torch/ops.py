@@ -26,13 +26,13 @@ from tutti.horovod.torch.arguments import (
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
-_basics = basics  # where programs written for Horovod look for what it has
+_basics = basics  # some programs for Horovod use it
 _handles: dict[int, "_Handle"] = {}
 _numbers = itertools.count()
 
 
 class _Handle:
-    """Operations under one number, and whether their result is one tensor or several."""
+    """The operations of one handle, and whether their result is one tensor or several."""
 
     def __init__(self, pending: list[Pending], grouped: bool) -> None:
         self.pending = pending
@@ -44,21 +44,21 @@ class _Handle:
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the other ranks; handles of an earlier job are forgotten."""
+    """Join the other ranks, and drop the handles of an earlier job."""
     if not basics.is_initialized():
         _handles.clear()
     basics.init(comm, process_sets)
 
 
 def shutdown() -> None:
-    """End the job on all ranks; handles are counted from 0 again."""
+    """End the job on all ranks, and number handles from 0 again."""
     global _numbers
     basics.shutdown()
     _numbers = itertools.count()
 
 
 def poll(handle: int) -> bool:
-    """Whether an operation is done."""
+    """Return whether an operation is done."""
     if handle not in _handles:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
     done = all(each.done for each in _handles[handle].pending)
@@ -68,7 +68,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """The result of an operation when it is done; None for a handle that was synchronised before."""
+    """Wait for an operation and return its result; None for a handle that was synchronized before."""
     found = _handles.pop(handle, None)
     return None if found is None else found.result()
 
@@ -82,7 +82,7 @@ def settle(handle: int) -> None:
 
 
 def forget(handle: int) -> None:
-    """Give up a result that nobody will take."""
+    """Drop a result that is not needed."""
     _handles.pop(handle, None)
 
 
@@ -159,7 +159,7 @@ def packed_allreduce_async(
     filled: threading.Event,
     divided: bool,
 ) -> int:
-    """Start to reduce a tensor over ranks, in place, in which others lie side by side as soon as it is filled."""
+    """Start to reduce a tensor over ranks, in place; other tensors are packed in it once `filled` is set."""
     check_reduced(tensor)
     pre, post = scales
     rest = {"op": op, "prescale": pre, "postscale": post, "parts": tuple(tuple(shape) for shape in parts)}
@@ -169,7 +169,7 @@ def packed_allreduce_async(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start to put the rows of all ranks after each other."""
+    """Start to concatenate the rows of all ranks."""
     check_moved(tensor)
     return _submit("allgather", name, process_set, [(tensor, None)], grouped=False)
 
@@ -177,7 +177,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to put the rows of all ranks after each other, for several tensors as one unit."""
+    """Start to concatenate the rows of all ranks, for several tensors as one unit."""
     for tensor in tensors:
         check_moved(tensor)
     return _submit("allgather", name, process_set, [(tensor, None) for tensor in tensors], grouped=True)
@@ -186,7 +186,7 @@ def grouped_allgather_async(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to send a rank's tensor to all, into new tensors."""
+    """Start to broadcast a rank's tensor into new tensors."""
     check_moved(tensor)
     check_root(root_rank, process_set)
     return _submit("broadcast", name, process_set, [(tensor, torch.empty_like(tensor))], root=root_rank, grouped=False)
@@ -195,7 +195,7 @@ def broadcast_async(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to send a rank's tensor to all, in place."""
+    """Start to broadcast a rank's tensor, in place."""
     check_moved(tensor)
     check_root(root_rank, process_set)
     return _submit("broadcast", name, process_set, [(tensor, tensor)], root=root_rank, grouped=False)
@@ -207,7 +207,7 @@ def grouped_broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start to send a rank's tensors to all as one unit, into new tensors."""
+    """Start to broadcast a rank's tensors as one unit, into new tensors."""
     for tensor in tensors:
         check_moved(tensor)
     check_root(root_rank, process_set)
@@ -252,12 +252,12 @@ def grouped_reducescatter_async(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks of a set."""
+    """Wait for all ranks of a process set."""
     basics.engine().agree(TensorRequest("barrier", "noname", number_of(process_set)))
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
+    """Contribute zeros until all ranks have joined, since this rank has no more data; return the last rank to join."""
     return basics.engine().agree(TensorRequest("join", f"rank{basics.engine().rank}")).last_joined
 
 
@@ -305,7 +305,7 @@ def _submit(
     divided: bool = False,
     **rest: Any,
 ) -> int:
-    """Submit tensors under one handle; each has the name with its place behind it where they are several."""
+    """Submit tensors under one handle; several tensors have numbered names."""
     engine, number = basics.engine(), number_of(process_set)
     handle = next(_numbers)
     base = name if name is not None else engine.next_name(number)
@@ -321,7 +321,7 @@ def _submit(
         operations.append((request, OperationTensors(own_memory, into, filled=filled, divided=divided)))
     _handles[handle] = _Handle(engine.submit(*operations), grouped)
     for each, (_, output) in zip(_handles[handle].pending, pairs, strict=True):
-        each.given = output  # what the caller holds: the same memory as the engine's view of it
+        each.given = output  # the caller's tensor, of which the engine has a view
     return handle
 
 
