@@ -5,7 +5,7 @@ under 6 s of training. The anchor is the public speed record, which reaches 94 %
 these files in 1.8 s on such a GPU.
 
 Clock: the run's own, over all training steps with their data, augmentation and log windows; it is stopped while the
-run validates. It starts after the rehearsal of the first step, in which the model is compiled and kernels are chosen.
+run validates. It starts after the dry run of the first step, in which the model is compiled and kernels are chosen.
 Accuracy is that of the 10,000 test images after the last step, averaged over six views of each.
 """
 

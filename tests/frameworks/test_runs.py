@@ -93,7 +93,7 @@ def test_a_run_that_comes_to_its_target_stops_there_on_all_ranks(two: Found, fra
 def test_a_run_that_a_signal_stops_saves_at_one_step_and_goes_on(two: Found, framework: str) -> None:
     whole, [first, second] = two[0][f"{framework}_plain"], [each[f"{framework}_stopped"] for each in two]
     assert first["text"] == second["text"]
-    assert first["text"].startswith(f"stopped on SIGUSR1 after step {first['step']} of 44. Go on with: tutti train ")
+    assert first["text"].startswith(f"stopped on SIGUSR1 after step {first['step']} of 44. Resume with: tutti train ")
     assert 9 <= first["step"] < 44
     assert_close(first["weights"], whole["weights"], 1e-6)
     assert read_ledger(first["folder"]) == read_ledger(whole["folder"])

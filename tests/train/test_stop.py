@@ -88,7 +88,7 @@ def test_a_stopped_run_saves_at_one_step_and_goes_on_without_losing_a_sample(
     folder = next((tmp_path / "cut" / "stop").iterdir())
     latest = (folder / "checkpoints" / "latest").read_text().strip()
     step = int(latest.removeprefix("step-"))
-    text = f"stopped {reason} after step {step} of 66. Go on with: tutti train {folder}"
+    text = f"stopped {reason} after step {step} of 66. Resume with: tutti train {folder}"
     assert ends == [(Interrupted, text, 75)] * ranks
     assert 29 <= step < 66
     record = json.loads((folder / "record.json").read_text())
@@ -166,7 +166,7 @@ def test_a_run_folder_goes_on_and_a_finished_one_says_so(tutti: Tutti, tmp_path:
     started = tutti("train", "digits", "epochs=2", "model.width=4", TUTTI_JOB_ENDS=str(time.time() - 60))
     assert started.code == 75, started.all
     folder = next((tmp_path / "runs" / "digits").iterdir())
-    assert f"Go on with: tutti train {folder.relative_to(tmp_path)}" in started.err
+    assert f"Resume with: tutti train {folder.relative_to(tmp_path)}" in started.err
     assert "error" not in started.err
     went_on = tutti("train", str(folder), "-n", "2")
     assert went_on.code == 0, went_on.all

@@ -118,7 +118,7 @@ def test_a_run_that_stops_saves_as_at_its_end() -> None:
 def test_a_run_says_what_has_ended_it() -> None:
     assert progress(STEPS, 0.6, **TARGET).ended_by == "stop_at"
     assert list(progress(2 * STEPS, 0.6, **TARGET).describe_stop()) == [
-        "stopped after epoch 2 of 30: valid accuracy 60.00% has come to stop_at.valid_accuracy=0.5"
+        "stopped after epoch 2 of 30: valid accuracy 60.00% has reached stop_at.valid_accuracy=0.5"
     ]
     whole = progress(30 * STEPS, 0.4, **TARGET)
     assert (whole.is_over, whole.ended_by, list(whole.describe_stop())) == (True, "epochs", [])

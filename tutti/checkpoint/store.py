@@ -97,7 +97,7 @@ def _seal(
     problem, sums = None, {}
     try:
         sums = {path.name: file_sum(path) for path in write(partial, group)}
-    except (Exception, CheckpointException) as error:  # Keras and torch wrap what the system says in many kinds
+    except (Exception, CheckpointException) as error:  # Keras and torch wrap errors of the system in many types
         problem = _full_disk(final.parent) or _reason(error)
     found = group.gather((problem, sums))
     problem = next((text for text, _ in found if text), None)
@@ -131,12 +131,12 @@ def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | 
 
 
 def _full_disk(folder: Path) -> str | None:
-    """A full disk in plain words: what torch says of it is about positions in a file."""
+    """The system's message where the disk is full; torch's own message is about positions in a file."""
     return os.strerror(errno.ENOSPC) if shutil.disk_usage(folder).free < _ALMOST_NOTHING else None
 
 
 def _reason(error: BaseException) -> str:
-    """The system's own words for what went wrong, out of whatever they are wrapped in."""
+    """The system's own message, taken out of the errors that wrap it."""
     failures = getattr(error, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))
@@ -148,7 +148,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's remarks about its own inner API."""
+    """Hides torch's warnings about its own inner API."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", UserWarning)

@@ -1,1 +1,1 @@
-"""Recipes in Keras and TensorFlow: models, data, `fit` or an explicit loop, checkpoints, in the same run folder."""
+"""The learner of Keras and TensorFlow: models, optimizers, `fit` or a gradient tape, around the same job."""

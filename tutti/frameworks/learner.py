@@ -102,7 +102,7 @@ class KerasLearner:
             state.assign(np.array([mix(self._config.seed, rank, place) % (1 << 31), step]))
         self._clear_measures()
 
-    def rehearse(self, batch: RankBatch) -> tuple[float, float]:
+    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
         """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
         before = [(variable, _array(variable)) for variable in self.compiled.non_trainable_variables]
         inputs, labels = as_arrays(batch.micro_batches[0])

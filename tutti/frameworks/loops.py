@@ -48,7 +48,7 @@ class Profile:
 
 
 class BetweenSteps(keras.callbacks.Callback):
-    """Rates, logs, validation and checkpoints around the steps of a job, in the order in which they happen."""
+    """Learning rates, logs, validation and checkpoints around the steps of a job, in their order."""
 
     def __init__(self, job: Job[KerasLearner]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class BetweenSteps(keras.callbacks.Callback):
         job.clock.start()
 
     def before_step(self) -> None:
-        """Set the rate of the step that comes."""
+        """Set the learning rate of the next step."""
         self._job.learner.set_rate(self._job.lr)
         self._profile.before(self._job.step + 1)
 
@@ -89,7 +89,7 @@ class BetweenSteps(keras.callbacks.Callback):
     def end(self) -> None:
         """Save a run that was stopped; leave the same statistics on all ranks, and write the speed; collective."""
         job = self._job
-        job.hand_over()
+        job.save_if_stopped()
         if self.feed.error is not None:
             raise self.feed.error
         job.learner.combine_ranks(job.group)

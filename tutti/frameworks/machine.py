@@ -15,7 +15,7 @@ from tutti.ranks.placement import Placement
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Around what imports TensorFlow, some of Keras' functions on any backend: standard error goes nowhere."""
+    """Discards standard error while TensorFlow is imported, which some of Keras' functions do on any backend."""
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

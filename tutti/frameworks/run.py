@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model
-from tutti.config import parts
 from tutti.config.check import check_best, check_parts
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
@@ -30,6 +29,7 @@ from tutti.ranks.device import bind_rank
 from tutti.ranks.group import Group, Joined, Machine
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
+from tutti.train.build import build_data
 from tutti.train.job import Job
 
 if TYPE_CHECKING:  # imports Keras, which is set up first
@@ -147,10 +147,7 @@ class KerasFramework:
         """What a rank can build alone."""
         from tutti.frameworks.learner import KerasLearner
 
-        factory, options = config.data.locate(), config.data.options()
-        offered = {"device": device, "local_ranks": placement.local_size}
-        train_data = parts.call(factory, "data", options, split="train", **offered)
-        valid_data = parts.call(factory, "data", options, split="valid", **offered)
+        train_data, valid_data = build_data(config, placement, device)
         plan = make_plan(config, placement.world_size, len(train_data))
         schedule = make_schedule(config, plan)
         check_best(config, config.metrics)

@@ -1,1 +1,1 @@
-"""The loop: what happens in a step, and what a run is made of."""
+"""The loop, the job of every framework, and the learner of torch."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tutti.checkpoint.manifest import Manifest, verify
+from tutti.config.parts import call
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
@@ -117,6 +118,14 @@ def build_job(
     if resume and manifest:
         job.restore(resume, manifest)
     return job
+
+
+def build_data(config: RunConfig, placement: Placement, device: torch.device) -> tuple[Any, Any]:
+    """The recipe's training and validation data."""
+    factory, options = config.data.locate(), config.data.options()
+    offered = {"device": device, "local_ranks": placement.local_size}
+    train_data = call(factory, "data", options, split="train", **offered)
+    return train_data, call(factory, "data", options, split="valid", **offered)
 
 
 def choose_prefetch(config: RunConfig, device: torch.device) -> int:

@@ -56,7 +56,7 @@ class Learner(Protocol):
         """The bytes that ranks average in a step, in however many passes."""
         ...
 
-    def rehearse(self, batch: RankBatch) -> tuple[float, float]:
+    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
         """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
         ...
 
@@ -139,14 +139,14 @@ class Job(TrainingProgress, Generic[LearnerType]):
     # What a loop calls, in the order in which it does.
 
     def begin(self) -> None:
-        """Rehearse the first step, and write its loss if the run is new; every rank enters."""
+        """Make a dry run of the first step, and write its loss if the run is new; every rank enters."""
         if self.has_reached:
             return
         self._source = self.loader.steps(self.step)
         first, self._batches = peek(self._source)
         if first is None:
             return
-        own = torch.tensor(self.learner.rehearse(first), dtype=torch.float64)
+        own = torch.tensor(self.learner.dry_run(first), dtype=torch.float64)
         loss, samples = self.group.sum(own).tolist()
         if self.step == 0:
             self.journal.write("start", step=0, epoch=0, train_loss=loss / samples, **self.validate())
@@ -155,7 +155,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
         self.clock.start()
         timer = self.learner.timer
-        timer.lap(0)  # of the rehearsal
+        timer.lap(0)  # of the dry run
         while self.goes_on():
             self._at(StepPart.DATA, self.step + 1)
             timer.begin()
@@ -178,7 +178,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         return batch
 
     def begin_step(self) -> None:
-        """Write down the samples of the step that comes, and the files that were skipped for it."""
+        """Write the samples of the next step to the ledger, and the files that were skipped for it to the log."""
         self._skipped.log()
         if self._ledger:
             ids = self._order.rank_ids(self.step, self.group.rank)
@@ -187,7 +187,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the step that comes."""
+        """The learning rate of the next step."""
         return self.schedule.lr_at(self.step)
 
     def end_step(self, loss: Any) -> None:
@@ -239,7 +239,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
             samples_per_second=self.samples_per_second,
             seconds=self._epoch_seconds,
             **ranks,
-            **self._skipped.tell(),
+            **self._skipped.report(),
         )
         self._epoch_loss = [0.0, 0.0]
         self._epoch_seconds, self._epoch_steps = 0.0, 0
@@ -285,7 +285,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.learner.timer.paused()
         self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
 
-    def hand_over(self) -> None:
+    def save_if_stopped(self) -> None:
         """Save a run that was stopped before its end, and raise an error that says how to resume; every rank enters."""
         self.watch.rests()
         if self.watch.stop_reason is None or self.is_over:
@@ -296,7 +296,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         where = where if self._saved_step else ", but there is no checkpoint"
         stopped = Interrupted(
             f"stopped {self.watch.stop_reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
-            f"Go on with: tutti train {self.folder.path}"
+            f"Resume with: tutti train {self.folder.path}"
         )
         stopped.agreed = True
         raise stopped

@@ -136,7 +136,7 @@ class TorchLearner:
         self.optimizer.zero_grad()
         self.timer.ended(StepPart.OPTIMIZER)
 
-    def rehearse(self, batch: RankBatch) -> tuple[float, float]:
+    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
         """Make a step and keep nothing of it; the sum of its loss over this rank's samples, and their number.
 
         DDP settles its buckets in its first backward pass. Done aside, it leaves a resumed run to add up gradients

@@ -19,4 +19,4 @@ def train(job: Job[TorchLearner]) -> None:
             job.finish_epoch()  # collective: validation
         if job.saves_now:
             job.save()  # collective: the checkpoint
-    job.hand_over()  # collective where the run was stopped before its end: the checkpoint to resume from
+    job.save_if_stopped()  # collective where the run was stopped before its end: the checkpoint to resume from

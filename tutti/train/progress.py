@@ -52,7 +52,7 @@ class TrainingProgress:
             for metric, value in (self.config.stop_at or {}).items():
                 found = f"{metric.replace('_', ' ')} {show_number(metric, self.results[metric])}"
                 where = f"after epoch {self.epoch} of {self.plan.epochs}"
-                yield f"stopped {where}: {found} has come to stop_at.{metric}={value:g}"
+                yield f"stopped {where}: {found} has reached stop_at.{metric}={value:g}"
 
     def logs_after(self, step: int) -> bool:
         """Whether a log window ends with a step: the first, every Nth, and the last of an epoch and of the run."""

@@ -1,4 +1,4 @@
-"""Files that a dataset passes over: named in the log of their rank, counted over all ranks, told once an epoch."""
+"""Files that a dataset skips: named in the log of their rank, counted over all ranks, reported once an epoch."""
 
 import contextlib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _NAMES_SHOWN = 3
 
 
 class SkippedFiles:
-    """What the datasets of a run have passed over, where one of them keeps a list of it; else nothing happens here."""
+    """The files that the datasets of a run have skipped; does nothing where no dataset keeps a list of them."""
 
     def __init__(self, datasets: Iterable[Any], log: Path, group: Group, journal: Journal) -> None:
         self.names: list[str] = []  # on any rank, as of the last count
@@ -25,7 +25,7 @@ class SkippedFiles:
         self._here: set[str] = set()  # files in this rank's log
 
     def log(self) -> None:
-        """Write the files that this rank has newly passed over into its log, and take them off the lists."""
+        """Write the files that this rank has newly skipped into its log, and remove them from the lists."""
         if not self._listed:
             return
         for data in self._datasets:
@@ -39,13 +39,13 @@ class SkippedFiles:
                 log.writelines(f"skipped {name}: it cannot be decoded\n" for name in new)
 
     def count(self) -> None:
-        """Bring together what the ranks have passed over; every rank enters."""
+        """Gather the skipped files of all ranks; every rank enters."""
         if self._listed:
             found = self._group.gather(self._here.difference(self.names))
             self.names = sorted(set(self.names).union(*found))
 
-    def tell(self) -> dict[str, int]:
-        """Say how many files have been passed over, and give the number for the record; every rank enters."""
+    def report(self) -> dict[str, int]:
+        """Print how many files have been skipped, and return the number for the record; every rank enters."""
         if not self._listed:
             return {}
         self.count()

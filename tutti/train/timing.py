@@ -59,7 +59,7 @@ class Clock:
 
 
 _PAUSE = "pause"
-_SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart; they stand for all
+_SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart
 
 
 class StepTimer(Protocol):
@@ -170,31 +170,31 @@ class StreamTimer:
 
 
 def combine(rows: Sequence[Mapping[StepPart, float]], seconds: float) -> dict[str, float]:
-    """What a log window tells of the parts of its steps, from those of every rank.
+    """The fields of a log window about the parts of its steps, from those of every rank.
 
-    Ranks that come early to an exchange of gradients wait there for the others: the least time that any rank was in it
-    is the exchange itself, and what the others were in it beyond that is waiting.
+    Ranks that arrive early at an exchange of gradients wait there for the others: the least time that any rank was in
+    it is the exchange itself, and what the others were in it beyond that is waiting.
     """
     means = {part: fmean(row[part] for row in rows) for part in TIMED}
     exchange = min(row[StepPart.COMMUNICATION] for row in rows)
-    told = {f"{part.key}_seconds": value for part, value in means.items()} | {"communication_seconds": exchange}
+    fields = {f"{part.key}_seconds": value for part, value in means.items()} | {"communication_seconds": exchange}
     if len(rows) > 1:
-        told["waiting_seconds"] = means[StepPart.COMMUNICATION] - exchange
-        told["communication_share"] = exchange / seconds
-        told["waiting_share"] = told["waiting_seconds"] / seconds
-    return told | {
+        fields["waiting_seconds"] = means[StepPart.COMMUNICATION] - exchange
+        fields["communication_share"] = exchange / seconds
+        fields["waiting_share"] = fields["waiting_seconds"] / seconds
+    return fields | {
         "data_share": means[StepPart.DATA] / seconds,
         "rest_seconds": max(0.0, seconds - sum(means.values())),
     }
 
 
-_LEAST_STEPS = 5  # a window of fewer says little
-_LEAST_SHARE = 0.1  # of the window: what a slow rank must cost to be worth a word
+_LEAST_STEPS = 5  # a window of fewer is not compared
+_LEAST_SHARE = 0.1  # of the window: the least cost of a slow rank that is reported
 
 
 @dataclass
-class Slow:
-    """A slow rank for the record."""
+class Straggler:
+    """A slow rank, as the record has it."""
 
     rank: int
     host: str
@@ -210,10 +210,10 @@ class Stragglers:
     def __init__(self, hosts: Sequence[str], factor: float) -> None:
         self._hosts = hosts
         self._factor = factor
-        self.found: dict[int, Slow] = {}
+        self.found: dict[int, Straggler] = {}
 
     def compare(self, own_seconds: Sequence[float], steps: int, window_seconds: float, step: int) -> list[str]:
-        """What to say about a window that ends at a step: a line for each rank that is slow and was not before."""
+        """A line for each rank that is slow in the window that ends at a step, and was not before."""
         if len(own_seconds) < 2 or steps < _LEAST_STEPS:
             return []
         lines = []
@@ -224,7 +224,7 @@ class Stragglers:
             ratio = seconds / max(others, 1e-9)
             slow = self.found.get(rank)
             if slow is None:
-                slow = self.found[rank] = Slow(rank, self._hosts[rank], 0, ratio, step, step)
+                slow = self.found[rank] = Straggler(rank, self._hosts[rank], 0, ratio, step, step)
                 lines.append(
                     f"slow rank: rank {rank} on host {self._hosts[rank]} takes {seconds / steps * 1e3:.1f} ms a step "
                     f"for its batch and forward pass, the others {others / steps * 1e3:.1f} ms: all wait for it"

@@ -29,6 +29,7 @@ from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, Joined, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
+from tutti.train.build import build_data
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner
 from tutti.train.loop import train
@@ -153,10 +154,7 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
     """What a rank can build alone: data, model, loss, metrics and optimizer."""
     train_data, valid_data = objects.train_data, objects.valid_data
     if train_data is None:
-        factory, options = config.data.locate(), config.data.options()
-        offered = {"device": device, "local_ranks": placement.local_size}
-        train_data = parts.call(factory, "data", options, split="train", **offered)
-        valid_data = parts.call(factory, "data", options, split="valid", **offered)
+        train_data, valid_data = build_data(config, placement, device)
     plan = make_plan(config, placement.world_size, len(train_data))
     schedule = make_schedule(config, plan)
     torch.manual_seed(config.seed)  # the same first weights on every rank

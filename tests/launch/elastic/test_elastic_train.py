@@ -176,7 +176,7 @@ def test_ranks_over_which_the_batch_does_not_split_wait_and_a_signal_saves(tmp_p
     assert code == 75, said
     latest = (run_folder(tmp_path) / "checkpoints" / "latest").read_text().strip()
     step = int(latest.removeprefix("step-"))
-    assert f"stopped on SIGTERM after step {step} of 66. Go on with: tutti train {run_folder(tmp_path)}" in said
+    assert f"stopped on SIGTERM after step {step} of 66. Resume with: tutti train {run_folder(tmp_path)}" in said
     assert read_record(tmp_path)["state"] == "interrupted"
 
 
