@@ -176,7 +176,7 @@ def test_some_steps_are_traced(one: dict[str, Any]) -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_step(one: dict[str, Any]) -> None:
     kind, text = one["bad_rate"]
-    assert kind == "TrainingError"
+    assert kind == "DivergedError"
     assert text.startswith(("the loss is nan at step ", "the loss is inf at step "))
     assert "Lower optim.lr" in text
 
