@@ -17,10 +17,10 @@ from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
 from tutti.launch import local
-from tutti.launch.elastic.leader import Lead, Terms
+from tutti.launch.elastic.leader import HostServer, Lead, Terms
 from tutti.launch.elastic.member import Member, Offer, reach
-from tutti.launch.elastic.messages import Reception, listen
-from tutti.launch.elastic.rounds import usable_ranks
+from tutti.launch.elastic.messages import listen
+from tutti.launch.elastic.slots import usable_ranks
 from tutti.ranks.environments import discover
 from tutti.ranks.placement import Placement
 from tutti.ranks.rendezvous import find_store_port, serve_store_port
@@ -131,11 +131,11 @@ def _lead(
     if placement.key:
         serve_store_port(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
     arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
-    reception = Reception(config.recipe, tutti.__version__)
-    lead = Lead(terms, folder, arguments, reception, lambda text: print(text, flush=True))
+    server = HostServer(config.recipe, tutti.__version__)
+    lead = Lead(terms, folder, arguments, server, lambda text: print(text, flush=True))
     for number in _SIGNALS:
         signal.signal(number, lead.stop)
-    reception.open(listener)
+    server.start(listener)
     where = f"{socket.gethostname()}:{port}"
     print(f"more ranks can join: tutti train {shlex.quote(recipe)} --join {where} -n 1", flush=True)
     member = Member(reach("127.0.0.1", port), "127.0.0.1", config.runtime.threads)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from tutti.errors import LaunchError
 
@@ -62,6 +63,18 @@ class Slot:
     node_rank: int
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A process that is to get a rank."""
+
+    number: int  # of the process
+    host: str
+    slot: int  # of its host
+    generation: int = -1  # of ranks, in which it last took part
+    rank: int = -1  # that it had there
+    has_state: bool = False  # it holds the state that the training has reached
+
+
 def parse_hosts(text: str) -> list[Host]:
     """Parse the hosts of `-H`: h1:2,h2:4."""
     found = []
@@ -102,20 +115,55 @@ def assign_slots(hosts: Iterable[Host], count: int) -> list[Slot]:
             f"-np {count}, but {', '.join(f'{host.name}:{host.slots}' for host in hosts)} has {total} slots. "
             f"Ask for {total} processes at most, or name more slots with -H or --hostfile."
         )
-    sizes: list[tuple[str, int]] = []
-    left = count
-    for host in hosts:
-        taken = min(host.slots, left)
-        left -= taken
-        if taken:
-            sizes.append((host.name, taken))
-    slots = []
-    for node_rank, (name, local_size) in enumerate(sizes):
-        for local_rank in range(local_size):
-            cross = [node for node, (_, size) in enumerate(sizes) if size > local_rank]
-            cross_rank, cross_size = cross.index(node_rank), len(cross)
-            slots.append(Slot(name, len(slots), count, local_rank, local_size, cross_rank, cross_size, node_rank))
-    return slots
+    filled = fill_hosts({host.name: host.slots for host in hosts}, count)
+    places = [(name, slot) for name, taken in filled.items() for slot in range(taken)]
+    ranked = assign_ranks([Candidate(number, name, slot) for number, (name, slot) in enumerate(places)])
+    return [ranked[number] for number in range(count)]
+
+
+Name = TypeVar("Name", int, str)
+
+
+def fill_hosts(slots: Mapping[Name, int], count: int) -> dict[Name, int]:
+    """Return how many of `count` ranks each host gets; hosts are filled in their order."""
+    filled, left = {}, count
+    for host, offered in slots.items():
+        if taken := min(offered, left):
+            filled[host] = taken
+            left -= taken
+    return filled
+
+
+def assign_ranks(candidates: Sequence[Candidate]) -> dict[int, Slot]:
+    """Assign ranks by number: first to those that hold the training state, then to other survivors, then to new ones.
+
+    Survivors keep their order. The local rank is the slot where that is possible, so that a survivor keeps its GPU.
+    """
+    newest = max((candidate.generation for candidate in candidates), default=-1)
+
+    def order(candidate: Candidate) -> tuple[bool, bool, int, int]:
+        survives = candidate.generation == newest >= 0
+        has_state = survives and candidate.has_state
+        return not has_state, not survives, candidate.rank if survives else 0, candidate.number
+
+    ranked = sorted(candidates, key=order)
+    on_host: dict[str, list[Candidate]] = {}
+    for candidate in ranked:
+        on_host.setdefault(candidate.host, []).append(candidate)
+    nodes = {host: node_rank for node_rank, host in enumerate(on_host)}
+    local_ranks: dict[int, int] = {}
+    for here in on_host.values():
+        free = iter(set(range(len(here))) - {candidate.slot for candidate in here})
+        for candidate in here:
+            local_ranks[candidate.number] = candidate.slot if candidate.slot < len(here) else next(free)
+    assigned = {}
+    for rank, candidate in enumerate(ranked):
+        local_rank, local_size = local_ranks[candidate.number], len(on_host[candidate.host])
+        across = [host for host, here in on_host.items() if len(here) > local_rank]
+        cross_rank, node_rank = across.index(candidate.host), nodes[candidate.host]
+        slot = Slot(candidate.host, rank, len(ranked), local_rank, local_size, cross_rank, len(across), node_rank)
+        assigned[candidate.number] = slot
+    return assigned
 
 
 @cache

@@ -91,25 +91,33 @@ def wait_for_any(processes: Sequence[P], poll_seconds: float = _POLL_SECONDS) ->
     return ended
 
 
-def end_processes(processes: Iterable[Supervised], grace_seconds: float = GRACE_SECONDS + 3) -> None:
+def end_processes(
+    processes: Iterable[Supervised], grace_seconds: float = GRACE_SECONDS + 3, reraise: bool = False
+) -> None:
     """Terminate processes together, kill those that outlast the grace period, and wait until all have ended.
 
-    Another signal to the launcher during the grace period kills them at once.
+    Another signal to the launcher meanwhile kills them at once; with `reraise` it is raised when they have ended.
     """
     alive = [process for process in processes if process.poll() is None]
-    with contextlib.suppress(KeyboardInterrupt, Stopped):
+    interrupt: BaseException | None = None
+    try:
         for process in alive:
             process.terminate()
         _wait(alive, grace_seconds)
-    while True:
+    except (KeyboardInterrupt, Stopped) as error:
+        interrupt = error
+    ended = False
+    while not ended:
         try:
             for process in alive:
                 process.kill()
             for process in _wait(alive, _KILL_SECONDS):
                 process.abandon()
-            return
-        except (KeyboardInterrupt, Stopped):
-            continue
+            ended = True
+        except (KeyboardInterrupt, Stopped) as error:
+            interrupt = error
+    if interrupt is not None and reraise:
+        raise interrupt
 
 
 def send_signal(process_ids: Iterable[int], number: int) -> None:

@@ -1,11 +1,11 @@
 """The driver of elastic jobs: where workers go, which ranks they get, and how jobs end that never trained."""
 
+import math
 import os
 import signal
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import environment
@@ -13,25 +13,25 @@ from prepared import PYTHON
 
 from tutti.errors import LaunchError
 from tutti.horovod.run.arguments import ElasticOptions
-from tutti.horovod.run.discovery import Blacklist, read_script
-from tutti.horovod.run.driver import Member, arrange, run_elastic
-from tutti.horovod.run.messages import Ask, News, Place
-from tutti.launch.hosts import Host
+from tutti.horovod.run.discovery import read_script
+from tutti.horovod.run.driver import cool_down_of, run_elastic
+from tutti.horovod.run.messages import Assignment, Notice, RankRequest, WorkerServer
+from tutti.launch.elastic.messages import connect, listen
+from tutti.launch.elastic.slots import SlotPool
+from tutti.launch.hosts import Candidate, Host, assign_ranks
 
 TWO = ElasticOptions(np=2, min_np=2, hosts=(Host("localhost", 2),))
 
 
-def member(number: int, host: str, slot: int, generation: int = -1, rank: int = -1, state: bool = False) -> Member:
-    nothing: Any = None
-    ask = Ask(number, 1, has_state=state)
-    return Member(number, host, slot, nothing, nothing, 0.0, generation, rank, ask)
+def worker(number: int, host: str, slot: int, generation: int = -1, rank: int = -1, state: bool = False) -> Candidate:
+    return Candidate(number, host, slot, generation, rank, state)
 
 
-def ranks_of(members: list[Member]) -> list[tuple[int, int, int, int, int, int]]:
-    places = arrange(members)
+def ranks_of(workers: list[Candidate]) -> list[tuple[int, int, int, int, int, int]]:
+    slots = assign_ranks(workers)
     return [
-        (number, p.rank, p.size, p.local_rank, p.local_size, p.node_rank)
-        for number, p in sorted(places.items(), key=lambda item: item[1].rank)
+        (number, s.rank, s.size, s.local_rank, s.local_size, s.node_rank)
+        for number, s in sorted(slots.items(), key=lambda item: item[1].rank)
     ]
 
 
@@ -39,32 +39,47 @@ def ranks_of(members: list[Member]) -> list[tuple[int, int, int, int, int, int]]
 
 
 def test_the_first_workers_are_ranked_as_they_were_started() -> None:
-    started = [member(0, "a", 0), member(1, "a", 1), member(2, "b", 0)]
+    started = [worker(0, "a", 0), worker(1, "a", 1), worker(2, "b", 0)]
     assert ranks_of(started[::-1]) == [(0, 0, 3, 0, 2, 0), (1, 1, 3, 1, 2, 0), (2, 2, 3, 0, 1, 1)]
 
 
 def test_survivors_keep_their_order_and_come_before_those_that_are_new() -> None:
-    members = [member(4, "a", 0), member(3, "c", 0, 2, 3), member(1, "b", 0, 2, 1)]
-    assert [number for number, *_ in ranks_of(members)] == [1, 3, 4]
+    workers = [worker(4, "a", 0), worker(3, "c", 0, 2, 3), worker(1, "b", 0, 2, 1)]
+    assert [number for number, *_ in ranks_of(workers)] == [1, 3, 4]
 
 
 def test_rank_0_is_a_worker_that_knows_how_far_the_training_came() -> None:
-    came_late = member(1, "a", 0, 2, 0)
-    trained = member(2, "b", 0, 2, 1, state=True)
-    stale = member(0, "c", 0, 1, 0, state=True)  # it left a generation ago
+    came_late = worker(1, "a", 0, 2, 0)
+    trained = worker(2, "b", 0, 2, 1, state=True)
+    stale = worker(0, "c", 0, 1, 0, state=True)  # it left a generation ago
     assert [number for number, *_ in ranks_of([stale, came_late, trained])] == [2, 1, 0]
 
 
 def test_a_local_rank_is_the_slot_where_it_fits_so_that_workers_keep_their_gpus() -> None:
-    survivors = [member(0, "a", 0, 0, 0), member(2, "a", 2, 0, 2), member(3, "a", 3, 0, 3)]
+    survivors = [worker(0, "a", 0, 0, 0), worker(2, "a", 2, 0, 2), worker(3, "a", 3, 0, 3)]
     assert [local for _, _, _, local, _, _ in ranks_of(survivors)] == [0, 2, 1]
-    whole = [*survivors, member(4, "a", 1)]
+    whole = [*survivors, worker(4, "a", 1)]
     assert {number: local for number, _, _, local, _, _ in ranks_of(whole)} == {0: 0, 2: 2, 3: 3, 4: 1}
 
 
-@pytest.mark.parametrize("spoken", [Ask(3, 1, True), Place(2, 1, 4, skip_sync=True), News("lost", 3, "worker 1 died")])
-def test_what_is_said_arrives_as_it_was(spoken: Any) -> None:
-    assert type(spoken).decode(spoken.encode().encode()) == spoken
+def test_messages_arrive_as_they_were_sent() -> None:
+    server = WorkerServer()
+    port = server.start(listen(0))
+    connection = connect("127.0.0.1", port, keep_alive=False)
+    connection.send("worker", worker=3)
+    assert server.next(10) == (3, {"kind": "worker", "worker": 3})
+    request = RankRequest(1, True)
+    connection.send("request", **asdict(request))
+    received = server.next(10)
+    assert received == (3, {"kind": "request"} | asdict(request)) and RankRequest(**asdict(request)) == request
+    messages = connection.messages()
+    for kind, sent in (("assignment", Assignment(2, 1, 4, skip_sync=True)), ("notice", Notice("lost", 3, "it died"))):
+        server.send([3], kind, **asdict(sent))
+        content = next(messages)
+        assert (content.pop("kind"), type(sent)(**content)) == (kind, sent)
+    server.close()
+    assert next(messages, None) is None
+    connection.close()
 
 
 # Hosts.
@@ -94,18 +109,34 @@ def test_a_script_that_does_not_work_is_an_error_that_says_why(script: str, mess
         read_script(script, 1)
 
 
-def test_a_host_that_failed_is_left_alone_twice_as_long_each_time() -> None:
-    hosts = [Host("a", 1), Host("b", 1)]
-    blacklist = Blacklist((10.0, 35.0))
-    assert [blacklist.add("a", now) for now in (0.0, 5.0, 10.0, 30.0, 65.0)] == [10.0, 5.0, 20.0, 35.0, 35.0]
-    assert blacklist.names(99.0) == ["a"] and blacklist.without(hosts, 99.0) == hosts[1:]
-    assert blacklist.without(hosts, 100.0) == hosts
+def pool(cooldown_range: tuple[float, float] | None) -> SlotPool[str]:
+    made = SlotPool[str](cool_down_of(cooldown_range))
+    for order, name in enumerate("ab"):
+        made.add(name, name, 1, order)
+    return made
 
 
-def test_without_a_range_it_is_left_alone_for_good() -> None:
-    blacklist = Blacklist(None)
-    assert blacklist.add("a", 0.0) is None and blacklist.add("a", 1.0) is None
-    assert blacklist.without([Host("a", 1)], 1e12) == []
+def test_a_host_that_failed_is_not_used_twice_as_long_each_time() -> None:
+    hosts = pool((10.0, 35.0))
+    assert [hosts.fail("a", now) for now in (0.0, 5.0, 10.0, 30.0, 65.0)] == [10.0, 5.0, 20.0, 35.0, 35.0]
+    assert hosts.cooling_hosts(99.0) == ["a"] and hosts.usable(99.0) == {"a": 0, "b": 1}
+    assert hosts.usable(100.0) == {"a": 1, "b": 1}
+
+
+def test_a_failure_is_remembered_while_a_host_is_not_in_the_job() -> None:
+    hosts = pool((10.0, 35.0))
+    hosts.fail("a", 0.0)
+    hosts.add("a", "a", 0)
+    assert hosts.usable(20.0) == {"a": 0, "b": 1}
+    hosts.add("a", "a", 2)
+    assert hosts.usable(5.0)["a"] == 0 and hosts.usable(20.0)["a"] == 2
+    assert hosts.fail("a", 20.0) == 20.0
+
+
+def test_without_a_range_a_host_that_failed_is_not_used_again() -> None:
+    hosts = pool(None)
+    assert hosts.fail("a", 0.0) == math.inf and hosts.fail("a", 1.0) == math.inf
+    assert hosts.usable(1e12) == {"a": 0, "b": 1}
 
 
 # Whole jobs, of programs that know nothing of the driver.
@@ -162,7 +193,7 @@ def test_too_few_slots_are_an_error_after_the_timeout(capfd: pytest.CaptureFixtu
     said = capfd.readouterr().err
     assert "0 slots, fewer than --min-np 2: waiting for more." in said
     assert "0 slots could be used for --elastic-timeout 0.2 s: expected 2 or more (--min-np)." in said
-    assert "Hosts: localhost:1; left alone after failures: none." in said
+    assert "Hosts: localhost:1; not used after failures: none." in said
 
 
 @pytest.mark.system

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tutti.launch.elastic.rounds import Round, Rounds, usable_ranks
+from tutti.launch.elastic.slots import CoolDown, RankLimits, Round, Rounds, SlotPool, usable_ranks
 
 PAUSE_SECONDS = 10.0
 
@@ -50,7 +50,8 @@ class ElasticJob(RuleBasedStateMachine):
     def begin(self, min_ranks: int, more: int, parts: int, losses_allowed: int, places: list[int]) -> None:
         self.min_ranks, self.max_ranks, self.parts = min_ranks, min_ranks + more, parts
         self.losses_allowed = losses_allowed
-        self.rounds = Rounds(min_ranks, self.max_ranks, parts, PAUSE_SECONDS, losses_allowed)
+        pool = SlotPool[int](CoolDown(PAUSE_SECONDS, failures_allowed=losses_allowed))
+        self.rounds = Rounds(RankLimits(min_ranks, self.max_ranks, parts), pool)
         self.offers: dict[int, Offer] = {}
         self.now = 0.0
         self.hosts_so_far = 0
@@ -63,7 +64,7 @@ class ElasticJob(RuleBasedStateMachine):
 
     @rule(places=st.integers(0, 5), order=st.integers(0, 2))
     def host_joins(self, places: int, order: int) -> None:
-        self.rounds.add(self.hosts_so_far, f"host{self.hosts_so_far}", places, order)
+        self.rounds.pool.add(self.hosts_so_far, f"host{self.hosts_so_far}", places, order)
         self.offers[self.hosts_so_far] = Offer(places, order, self.hosts_so_far)
         self.hosts_so_far += 1
 
@@ -71,7 +72,7 @@ class ElasticJob(RuleBasedStateMachine):
     @rule(data=st.data())
     def host_leaves(self, data: st.DataObject) -> None:
         host = data.draw(st.sampled_from(sorted(self.offers)))
-        self.rounds.remove(host)
+        self.rounds.pool.remove(host)
         del self.offers[host]
         self.running.pop(host, None)
 
@@ -103,7 +104,7 @@ class ElasticJob(RuleBasedStateMachine):
 
     @rule()
     def time_passes_until_a_place_has_rested(self) -> None:
-        change = self.rounds.next_change(self.now)
+        change = self.rounds.pool.next_change(self.now)
         pending = [end for offer in self.offers.values() for end in offer.resting_until if end > self.now]
         assert change == min(pending, default=None)
         if change is not None:

@@ -135,7 +135,7 @@ def _reset(reset: Callable[[], None], why: Exception, skip_sync: bool) -> bool:
     if is_driven():
         membership().wish_to_skip_sync(skip_sync)
         reset()
-        return membership().place.skip_sync
+        return membership().assignment.skip_sync
     try:
         reset()
     except (TuttiError, RuntimeError) as failure:

@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 
 from tutti.errors import LaunchError
 from tutti.launch.hosts import Host, parse_hosts
@@ -72,32 +71,3 @@ class Discovery:
                 if str(error) != told:
                     print(f"elastic driver: {error} The hosts stay as they are.", file=sys.stderr, flush=True)
                     told = str(error)
-
-
-class Blacklist:
-    """Hosts where workers have failed: out for good, or twice as long each time within a range of seconds."""
-
-    def __init__(self, cooldown_range: tuple[float, float] | None) -> None:
-        self._range = cooldown_range
-        self._failures: dict[str, int] = {}
-        self._until: dict[str, float] = {}
-
-    def add(self, host: str, now: float) -> float | None:
-        """Leave a host alone from now on; for how many seconds, or None for good."""
-        if now < self._until.get(host, 0.0):  # another worker of the same failure
-            return self._until[host] - now if self._range else None
-        if self._range is None:
-            self._until[host] = float("inf")
-            return None
-        low, high = self._range
-        seconds = min(high, low * 2 ** self._failures.get(host, 0))
-        self._failures[host] = self._failures.get(host, 0) + 1
-        self._until[host] = now + seconds
-        return seconds
-
-    def names(self, now: float) -> list[str]:
-        return [host for host, until in self._until.items() if now < until]
-
-    def without(self, hosts: Iterable[Host], now: float) -> list[Host]:
-        """The hosts that are not on it."""
-        return [host for host in hosts if now >= self._until.get(host.name, 0.0)]

@@ -1,55 +1,61 @@
 """The driver of an elastic job: starts workers where slots are free, and assigns ranks in each generation.
 
-The driver holds the store at which the ranks of every generation meet, so that any of them may fail. It starts workers,
-receives their requests for a rank, and forms the next generation when all running workers have asked. A worker that
-fails ends its generation: the driver tells the others at once. Hosts that join or leave do not: ranks learn of them at
-their next commit, when the new workers are ready.
+The driver holds the store of the ranks of every generation, so that any of them may fail. It starts workers, receives
+their requests for a rank, and forms the next generation when all running workers have sent one. A worker that fails
+ends its generation: the driver notifies the others at once. Hosts that join or leave do not end it: the ranks are
+notified when the new workers are ready, and react at their next commit.
 """
 
+import math
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tutti.errors import LaunchError
 from tutti.horovod.run.arguments import ElasticOptions
-from tutti.horovod.run.discovery import Blacklist, Discovery
+from tutti.horovod.run.discovery import Discovery
 from tutti.horovod.run.messages import (
     ADDRESS_VARIABLE,
-    ASKS,
     ELASTIC_VARIABLE,
     WORKER_VARIABLE,
-    Ask,
-    News,
-    Place,
-    news_key,
-    place_key,
+    Assignment,
+    Notice,
+    RankRequest,
+    WorkerServer,
 )
 from tutti.horovod.run.static_job import interface_environment, without_launchers
-from tutti.launch.hosts import Host, Ssh, is_local, own_address
+from tutti.launch.elastic.messages import listen
+from tutti.launch.elastic.slots import CoolDown, RankLimits, SlotPool
+from tutti.launch.hosts import Candidate, Host, Ssh, assign_ranks, fill_hosts, is_local, own_address
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
 _NUMBERS = 1000  # of workers, for the width of the names of their output folders
+_TICK_SECONDS = 0.05
+_REPORT_SECONDS = 60.0  # between two lines that name the workers that are waited for
 
 
 @dataclass
-class Member:
-    """A worker as the driver knows it."""
+class Worker:
+    """A worker process and what the driver knows about it."""
 
     number: int
     host: str
-    slot: int  # which of its host's
+    slot: int  # of its host
     process: HostProcess
     output: RankOutput
     started: float
-    generation: int = -1  # in which it last had a place
+    generation: int = -1  # in which it last had a rank
     rank: int = -1
-    ask: Ask | None = None  # it waits for a place
-    leaving: bool = False  # its slot is no longer there
-    dismissed: bool = False  # and it knows
+    request: RankRequest | None = None  # it waits for a rank
+    leaving: bool = False  # its slot is no longer in the job
+    dismissed: bool = False  # and it was notified
 
     @property
     def name(self) -> str:
@@ -58,11 +64,19 @@ class Member:
 
     @property
     def has_not_begun(self) -> bool:
-        return self.generation < 0 and self.ask is None
+        return self.generation < 0 and self.request is None
+
+    @property
+    def has_state(self) -> bool:
+        return self.request is not None and self.request.has_state
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.number, self.host, self.slot, self.generation, self.rank, self.has_state)
 
 
-def start(number: int, host: Host, slot: int, options: ElasticOptions, command: Sequence[str], port: int) -> Member:
-    """A new worker, which finds the driver at a port of this machine."""
+def start(number: int, host: Host, slot: int, options: ElasticOptions, command: Sequence[str], port: int) -> Worker:
+    """Start a worker, which connects to the driver at a port of this machine."""
     here = is_local(host.name)
     interface = options.network_interfaces[0] if options.network_interfaces else None
     address = "127.0.0.1" if here else own_address(interface, host.name)
@@ -84,46 +98,7 @@ def start(number: int, host: Host, slot: int, options: ElasticOptions, command: 
     process = HostProcess(f"worker {number}", host.name, command, environment, output, ssh)
     if options.verbose:
         print(f"elastic driver: worker {number} is started on {host.name}, slot {slot}.", file=sys.stderr, flush=True)
-    return Member(number, host.name, slot, process, output, time.monotonic())
-
-
-def arrange(members: Sequence[Member]) -> dict[int, Place]:
-    """Ranks for workers, by their numbers: those with the state first, then as they were, then those that are new.
-
-    On a host, a worker's local rank is its slot where that fits, so that it is as good a choice of a GPU as it was.
-    """
-    newest = max(member.generation for member in members)
-
-    def order(member: Member) -> tuple[Any, ...]:
-        survives = member.generation == newest >= 0
-        has_state = survives and member.ask is not None and member.ask.has_state
-        return not has_state, not survives, member.rank if survives else 0, member.number
-
-    ranked = sorted(members, key=order)
-    hosts = list(dict.fromkeys(member.host for member in ranked))
-    local_ranks: dict[int, int] = {}
-    for host in hosts:
-        here = [member for member in ranked if member.host == host]
-        free = iter(set(range(len(here))) - {member.slot for member in here})
-        for member in here:
-            local_ranks[member.number] = member.slot if member.slot < len(here) else next(free)
-    return {
-        member.number: Place(
-            rank=rank,
-            size=len(ranked),
-            local_rank=local_ranks[member.number],
-            local_size=sum(other.host == member.host for other in ranked),
-            node_rank=hosts.index(member.host),
-        )
-        for rank, member in enumerate(ranked)
-    }
-
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
-
-_TICK_SECONDS = 0.05
-_SAY_AFTER_SECONDS = 60.0
+    return Worker(number, host.name, slot, process, output, time.monotonic())
 
 
 class JobFailed(Exception):
@@ -141,10 +116,10 @@ def run_elastic(options: ElasticOptions, command: list[str]) -> int:
             finally:
                 driver.close()
     except JobFailed as failure:
-        say(str(failure))
+        report(str(failure))
         return 1
     except Stopped as stopped:
-        say(f"{stopped}: all workers were ended.")
+        report(f"{stopped}: all workers were ended.")
         return 128 + stopped.number
 
 
@@ -172,12 +147,12 @@ class Driver:
     options: ElasticOptions
     command: list[str]
     generation: int = -1
-    members: list[Member] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     _failures: list[str] = field(default_factory=list)  # of workers, the first first
     _broken: str = ""  # what has happened to a worker of this generation
-    _done: Member | None = None  # the first worker that has ended well: nothing is formed any more
-    _told: bool = False  # this generation, of other hosts
-    _has_state: bool = False  # some worker has had something to lose
+    _done: Worker | None = None  # the first worker that ended with exit code 0: no generation follows
+    _notified: bool = False  # this generation, of other hosts
+    _has_state: bool = False  # some worker has held a state of the training
     _short_since: float | None = None
     _waits_since: float | None = None
     _started: int = 0
@@ -186,23 +161,26 @@ class Driver:
         script = self.options.host_discovery_script
         self._discovery = Discovery(script, self.options.slots_per_host or 1) if script else None
         self._hosts: list[Host] = list(self.options.hosts)
-        self._blacklist = Blacklist(self.options.cooldown_range)
+        self._limits = RankLimits(self.options.min_np, self.options.max_np)
+        self._pool = SlotPool[str](cool_down_of(self.options.cooldown_range))
         self._store: TCPStore = _hold_store()
+        self._server = WorkerServer()
+        self._port = self._server.start(listen(0))
 
     def run(self) -> int:
         """Until the job has ended."""
         while True:
             now = time.monotonic()
-            self._see_hosts()
-            self._see_ends(now)
-            self._hear()
+            self._update_hosts()
+            self._check_ends(now)
+            self._read_requests()
             if self._done is not None:
                 code = self._finish()
                 if code is not None:
                     return code
             else:
                 self._start_workers(now)
-                self._tell_of_hosts()
+                self._notify_of_hosts()
                 self._form(now)
             time.sleep(_TICK_SECONDS)
 
@@ -210,70 +188,77 @@ class Driver:
         """Leave no worker behind; another signal meanwhile ends them without grace."""
         if self._discovery is not None:
             self._discovery.stop()
-        end_processes([member.process for member in self.members])
+        end_processes([worker.process for worker in self.workers])
+        self._server.close()
 
-    def _current(self) -> list[Member]:
-        return [member for member in self.members if member.generation == self.generation >= 0]
+    def _current(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.generation == self.generation >= 0]
 
     # What has happened.
 
-    def _see_hosts(self) -> None:
+    def _update_hosts(self) -> None:
         if self._discovery is not None:
             self._hosts = self._discovery.hosts()
         slots = {host.name: host.slots for host in self._hosts}
-        for member in self.members:
-            member.leaving = member.dismissed or member.slot >= slots.get(member.host, 0)
-            if member.leaving and member.ask and member.generation < self.generation:
-                self._dismiss(member)
+        for name in self._pool.hosts.keys() - slots.keys():
+            self._pool.add(name, name, 0)  # its failures are remembered for when it comes back
+        for order, (name, count) in enumerate(slots.items()):
+            self._pool.add(name, name, count, order)
+        for worker in self.workers:
+            worker.leaving = worker.dismissed or worker.slot >= slots.get(worker.host, 0)
+            if worker.leaving and worker.request and worker.generation < self.generation:
+                self._dismiss(worker)
 
-    def _see_ends(self, now: float) -> None:
-        for member in list(self.members):
-            code = member.process.poll()
+    def _check_ends(self, now: float) -> None:
+        for worker in list(self.workers):
+            code = worker.process.poll()
             late = self.options.start_timeout
-            if code is None and late and member.has_not_begun and now > member.started + late:
-                member.process.kill()
-                end_processes([member.process])
-                self._fail(member, f"has not called hvd.init() within --start-timeout {late:g} s", now)
-            elif code == 0 and member.generation == self.generation:
-                self.members.remove(member)
-                self._done = self._done or member
+            if code is None and late and worker.has_not_begun and now > worker.started + late:
+                worker.process.kill()
+                end_processes([worker.process], reraise=True)
+                self._fail(worker, f"has not called hvd.init() within --start-timeout {late:g} s", now)
+            elif code == 0 and worker.generation == self.generation:
+                self.workers.remove(worker)
+                self._done = self._done or worker
             elif code is not None:
-                self._fail(member, member.process.describe_end(), now)
+                self._fail(worker, worker.process.describe_end(), now)
 
-    def _fail(self, member: Member, how: str, now: float) -> None:
-        self.members.remove(member)
-        was_in = member.generation == self.generation >= 0
-        if member.leaving and not was_in:
+    def _fail(self, worker: Worker, how: str, now: float) -> None:
+        self.workers.remove(worker)
+        was_in = worker.generation == self.generation >= 0
+        if worker.leaving and not was_in:
             return
-        text = f"{member.name} {how}"
+        text = f"{worker.name} {how}"
         self._failures.append(text)
-        seconds = self._blacklist.add(member.host, now)
-        rest = "for good" if seconds is None else f"for {seconds:.3g} s"
-        say(f"{text}. No worker is started on {member.host} {rest}.")
+        seconds = self._pool.fail(worker.host, now)
+        duration = "for good" if seconds == math.inf else f"for {seconds:.3g} s"
+        report(f"{text}. No worker is started on {worker.host} {duration}.")
         if was_in:
             self._broken = self._broken or text
             for other in self._current():
-                self._tell(other, News("lost", self.generation, text))
+                self._notify(other, Notice("lost", self.generation, text))
 
-    def _hear(self) -> None:
-        for _ in range(self._store.queue_len(ASKS)):
-            ask = Ask.decode(self._store.queue_pop(ASKS, False))
-            for member in self.members:
-                if member.number == ask.worker:
-                    member.ask = ask
-                    self._has_state = self._has_state or ask.has_state
+    def _read_requests(self) -> None:
+        while event := self._server.next(0):
+            number, message = event
+            if message.pop("kind") != "request":
+                continue
+            for worker in self.workers:
+                if worker.number == number:
+                    worker.request = RankRequest(**message)
+                    self._has_state = self._has_state or worker.has_state
 
     # What follows from it.
 
     def _finish(self) -> int | None:
         """After the first good end: the others end too, or cannot go on."""
         assert self._done is not None
-        current = self._current() if self.generation >= 0 else self.members
-        end_processes(member.process for member in self.members if member not in current)
-        self.members = current
-        for member in current:
-            if member.ask is not None:
-                self._refuse(member, f"{self._done.name} has ended its work; no new generation is formed after that.")
+        current = self._current() if self.generation >= 0 else self.workers
+        end_processes([worker.process for worker in self.workers if worker not in current], reraise=True)
+        self.workers = current
+        for worker in current:
+            if worker.request is not None:
+                self._refuse(worker, f"{self._done.name} has ended its work; no new generation is formed after that.")
         if current:
             return None
         if self._broken or (self.generation < 0 and self._failures):
@@ -284,30 +269,32 @@ class Driver:
         """On every free slot, as far as max_np allows."""
         options = self.options
         if options.reset_limit is not None and self.generation >= options.reset_limit:
-            return  # they could never have a place
-        usable = self._blacklist.without(self._hosts, now)
-        if not self.members and (self.generation >= 0 or sum(host.slots for host in usable) < options.min_np):
+            return  # they could never have a rank
+        usable = self._pool.usable(now)
+        enough = self._limits.world_size(sum(usable.values())) > 0
+        if not self.workers and (self.generation >= 0 or not enough):
             return
-        room = (options.max_np or sys.maxsize) - sum(not member.leaving for member in self.members)
-        for host in usable:
-            taken = {member.slot for member in self.members if member.host == host.name}
-            for slot in [slot for slot in range(host.slots) if slot not in taken][: max(room, 0)]:
-                self.members.append(start(self._started, host, slot, self.options, self.command, self._store.port))
+        taken = {(worker.host, worker.slot) for worker in self.workers}
+        free = {name: [n for n in range(slots) if (name, n) not in taken] for name, slots in usable.items()}
+        room = (options.max_np or sys.maxsize) - sum(not worker.leaving for worker in self.workers)
+        hosts = {host.name: host for host in self._hosts}
+        for name, count in fill_hosts({name: len(slots) for name, slots in free.items()}, max(room, 0)).items():
+            for slot in free[name][:count]:
+                self.workers.append(start(self._started, hosts[name], slot, options, self.command, self._port))
                 self._started += 1
-                room -= 1
 
-    def _tell_of_hosts(self) -> None:
+    def _notify_of_hosts(self) -> None:
         """Once a generation: some must leave it, or all who are new are ready to come in."""
         current = self._current()
-        if self._told or not current or self._broken:
+        if self._notified or not current or self._broken:
             return
-        new = [member for member in self.members if member not in current and not member.leaving]
-        ready = bool(new) and all(member.ask for member in new)
-        leaving = any(member.leaving for member in current)
+        new = [worker for worker in self.workers if worker not in current and not worker.leaving]
+        ready = bool(new) and all(worker.request for worker in new)
+        leaving = any(worker.leaving for worker in current)
         if ready or leaving:
-            self._told = True
-            for member in current:
-                self._tell(member, News("hosts", self.generation, skip_sync=not ready))
+            self._notified = True
+            for worker in current:
+                self._notify(worker, Notice("hosts", self.generation, skip_sync=not ready))
 
     def _form(self, now: float) -> None:
         """A new generation, when a worker of the last one wants it, all have asked, and they are enough."""
@@ -316,37 +303,37 @@ class Driver:
             raise JobFailed(
                 f"the job has failed: no worker is left that knows how far it came. {self._first_failure()}"
             )
-        if self.generation < 0 and not self.members and self._failures:
+        if self.generation < 0 and not self.workers and self._failures:
             raise JobFailed(f"the job has failed before it began: all workers have ended. {self._first_failure()}")
-        if self.generation >= 0 and not any(member.ask for member in current):
+        if self.generation >= 0 and not any(worker.request for worker in current):
             return
         self._check_reset_limit()
-        staying = [member for member in self.members if not member.leaving]
-        if len(staying) < self.options.min_np:
+        staying = [worker for worker in self.workers if not worker.leaving]
+        if not self._limits.world_size(len(staying)):
             self._check_shortage(len(staying), now)
             return
         self._short_since = None
-        if waiting := [member for member in staying if member.ask is None]:
-            self._say_who_is_late(waiting, now)
+        if waiting := [worker for worker in staying if worker.request is None]:
+            self._report_late(waiting, now)
             return
         self._waits_since = None
         self._check_state(staying)
-        self._place(staying, [member for member in self.members if member.leaving])
+        self._assign(staying, [worker for worker in self.workers if worker.leaving])
 
     def _check_shortage(self, count: int, now: float) -> None:
         """Too few: somebody may still come, if not for ever."""
         options = self.options
         if self._short_since is None:
             self._short_since = now
-            say(f"{count} slots, fewer than --min-np {options.min_np}: waiting for more.")
+            report(f"{count} slots, fewer than --min-np {options.min_np}: waiting for more.")
         final = self._discovery is None and options.cooldown_range is None
         if final or now - self._short_since > options.elastic_timeout:
             hosts = ", ".join(f"{host.name}:{host.slots}" for host in self._hosts) or "none"
-            out = ", ".join(self._blacklist.names(now)) or "none"
+            cooling = ", ".join(self._pool.cooling_hosts(now)) or "none"
             waited = "and no more can come" if final else f"for --elastic-timeout {options.elastic_timeout:g} s"
             raise JobFailed(
                 f"{count} slots could be used {waited}: expected {options.min_np} or more (--min-np). "
-                f"Hosts: {hosts}; left alone after failures: {out}. {self._first_failure()}"
+                f"Hosts: {hosts}; not used after failures: {cooling}. {self._first_failure()}"
                 "Give more hosts, lower --min-np, or let hosts come back with --blacklist-cooldown-range."
             )
 
@@ -358,60 +345,69 @@ class Driver:
                 f"{self._first_failure()}"
             )
 
-    def _check_state(self, staying: list[Member]) -> None:
+    def _check_state(self, staying: list[Worker]) -> None:
         """Somebody must know how far the training came, once anybody did."""
-        survivors = [member for member in staying if member.generation == self.generation]
-        knows = any(member.ask is not None and member.ask.has_state for member in survivors)
-        if self.generation >= 0 and (not survivors or (self._has_state and not knows)):
+        survivors = [worker for worker in staying if worker.generation == self.generation]
+        has_state = any(worker.has_state for worker in survivors)
+        if self.generation >= 0 and (not survivors or (self._has_state and not has_state)):
             raise JobFailed(
                 "the job has failed: every worker that knew how far it came is gone, or its host is. "
                 f"{self._first_failure()}"
             )
 
-    def _place(self, staying: list[Member], leaving: list[Member]) -> None:
-        new = [member for member in staying if member.generation < 0 or member.generation < self.generation]
-        skip_sync = not new and all(member.ask is not None and member.ask.skip_sync for member in staying)
-        places = arrange(staying)
+    def _assign(self, staying: list[Worker], leaving: list[Worker]) -> None:
+        new = [worker for worker in staying if worker.generation < 0 or worker.generation < self.generation]
+        skip_sync = not new and all(worker.request is not None and worker.request.skip_sync for worker in staying)
+        slots = assign_ranks([worker.candidate for worker in staying])
         self.generation += 1
-        self._broken, self._told = "", False
-        for member in leaving:
-            if member.ask is not None:
-                self._dismiss(member)
-        for member in staying:
-            place = replace(places[member.number], generation=self.generation, skip_sync=skip_sync)
-            member.generation, member.rank, member.output.rank = self.generation, place.rank, place.rank
-            self._answer(member, place)
+        self._broken, self._notified = "", False
+        for worker in leaving:
+            if worker.request is not None:
+                self._dismiss(worker)
+        for worker in staying:
+            slot = slots[worker.number]
+            worker.generation, worker.rank, worker.output.rank = self.generation, slot.rank, slot.rank
+            numbers = slot.rank, slot.size, slot.local_rank, slot.local_size, slot.node_rank
+            self._answer(worker, Assignment(self.generation, *numbers, self._store.port, skip_sync))
         if self.generation > 0 or self.options.verbose:
-            say(f"generation {self.generation}: {len(staying)} ranks, {len(new)} of them new.")
+            report(f"generation {self.generation}: {len(staying)} ranks, {len(new)} of them new.")
 
-    def _dismiss(self, member: Member) -> None:
-        member.dismissed = True
-        self._refuse(member, f"host {member.host} is no longer in the job.", leave=True)
+    def _dismiss(self, worker: Worker) -> None:
+        worker.dismissed = True
+        self._refuse(worker, f"host {worker.host} is no longer in the job.", leave=True)
 
-    def _refuse(self, member: Member, why: str, leave: bool = False) -> None:
-        self._answer(member, Place(refusal=why, leave=leave))
+    def _refuse(self, worker: Worker, why: str, leave: bool = False) -> None:
+        self._answer(worker, Assignment(refusal=why, leave=leave))
 
-    def _answer(self, member: Member, place: Place) -> None:
-        assert member.ask is not None
-        self._store.set(place_key(member.number, member.ask.number), place.encode())
-        member.ask = None
+    def _answer(self, worker: Worker, assignment: Assignment) -> None:
+        assert worker.request is not None
+        answer = replace(assignment, request=worker.request.number)
+        self._server.send([worker.number], "assignment", **asdict(answer))
+        worker.request = None
 
-    def _tell(self, member: Member, news: News) -> None:
-        self._store.queue_push(news_key(member.number), news.encode())
+    def _notify(self, worker: Worker, notice: Notice) -> None:
+        self._server.send([worker.number], "notice", **asdict(notice))
 
     def _first_failure(self) -> str:
         return f"The first failure: {self._failures[0]}. " if self._failures else ""
 
-    def _say_who_is_late(self, waiting: list[Member], now: float) -> None:
+    def _report_late(self, waiting: list[Worker], now: float) -> None:
         self._waits_since = self._waits_since or now
-        if now - self._waits_since > _SAY_AFTER_SECONDS:
+        if now - self._waits_since > _REPORT_SECONDS:
             self._waits_since = now
-            say(f"still waiting for {', '.join(member.name for member in waiting)} to call hvd.init() or to commit.")
+            report(f"still waiting for {', '.join(worker.name for worker in waiting)} to call hvd.init() or to commit.")
 
 
-def say(text: str) -> None:
-    """A line on the driver's own screen."""
+def report(text: str) -> None:
+    """Print a line of the driver."""
     print(f"elastic driver: {text.strip()}", file=sys.stderr, flush=True)
+
+
+def cool_down_of(seconds_range: tuple[float, float] | None) -> CoolDown:
+    """Return the policy of --blacklist-cooldown-range; without one, a host that has failed is not used again."""
+    if seconds_range is None:
+        return CoolDown(math.inf, failures_allowed=0, whole_host=True)
+    return CoolDown(*seconds_range, whole_host=True)
 
 
 def _hold_store() -> "TCPStore":

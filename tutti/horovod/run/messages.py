@@ -1,51 +1,30 @@
-"""What the driver of an elastic job and its workers say to each other, through a store that the driver holds.
+"""The messages between the driver of an elastic job and its workers.
 
-A worker is a process with a number of its own; which rank it is changes from one generation of the job to the next.
+A worker is a process with a number of its own; its rank changes from one generation of the job to the next.
 """
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tutti.launch.elastic.messages import Connection, Event, MessageServer
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
-ADDRESS_VARIABLE = "TUTTI_ELASTIC_ADDRESS"  # host:port of the store
+ADDRESS_VARIABLE = "TUTTI_ELASTIC_ADDRESS"  # host:port of the driver
 WORKER_VARIABLE = "TUTTI_ELASTIC_WORKER"  # the number of the worker
 
-ASKS = "asks"  # the queue of all asks
 
+@dataclass(frozen=True)
+class RankRequest:
+    """A worker asks for a rank in the next generation."""
 
-def place_key(worker: int, ask: int) -> str:
-    """Where the answer to an ask is put."""
-    return f"place/{worker}/{ask}"
-
-
-def news_key(worker: int) -> str:
-    """The queue of what a worker is told without asking."""
-    return f"news/{worker}"
-
-
-class _Spoken:
-    def encode(self) -> str:
-        return json.dumps(asdict(self))  # pyright: ignore[reportArgumentType]
-
-    @classmethod
-    def decode(cls, content: bytes) -> Self:
-        return cls(**json.loads(content))
+    number: int  # of this worker's requests
+    has_state: bool = False  # the worker holds the state that the training has reached
+    skip_sync: bool = False  # as far as the worker knows, all workers hold the same state
 
 
 @dataclass(frozen=True)
-class Ask(_Spoken):
-    """A worker is not in a job, and wants to be in the next generation."""
-
-    worker: int
-    number: int  # of this worker's asks
-    has_state: bool = False  # it holds what the training has come to
-    skip_sync: bool = False  # and all workers do, as far as it knows
-
-
-@dataclass(frozen=True)
-class Place(_Spoken):
-    """The answer: a rank in a generation, or why there is none."""
+class Assignment:
+    """The answer to a request: a rank in a generation, or why there is none."""
 
     generation: int = -1
     rank: int = 0
@@ -53,16 +32,31 @@ class Place(_Spoken):
     local_rank: int = 0
     local_size: int = 1
     node_rank: int = 0
-    skip_sync: bool = False  # nobody is new, and all have the same state
+    store_port: int = 0  # of the driver's store, where the ranks meet
+    skip_sync: bool = False  # no worker is new, and all hold the same state
     refusal: str = ""
-    leave: bool = False  # with a refusal that is no failure: the worker's host is no longer in the job
+    leave: bool = False  # the refusal is no failure: the worker's host is no longer in the job
+    request: int = 0  # the number of the request
 
 
 @dataclass(frozen=True)
-class News(_Spoken):
-    """Something has happened to a generation: a worker of it was lost, hosts have come or gone; or nothing will."""
+class Notice:
+    """A change in a generation: one of its workers was lost, or hosts were added or removed."""
 
-    kind: Literal["lost", "hosts", "end"]
+    change: Literal["lost", "hosts"]
     generation: int = -1
     text: str = ""
-    skip_sync: bool = False  # hosts have only gone
+    skip_sync: bool = False  # hosts were only removed
+
+
+class WorkerServer(MessageServer):
+    """Admits the workers of a job, which introduce themselves by their numbers."""
+
+    kinds = ("request",)
+    keep_alive = False  # the driver sees its workers end
+
+    def admit(self, arrival: int, message: dict[str, Any], connection: Connection) -> Event | None:
+        match message:
+            case {"kind": "worker", "worker": int(number)}:
+                return number, message
+        return None

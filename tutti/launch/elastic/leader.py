@@ -13,8 +13,8 @@ from typing import Any
 
 from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
-from tutti.launch.elastic.messages import Reception
-from tutti.launch.elastic.rounds import Round, Rounds
+from tutti.launch.elastic.messages import Connection, Event, MessageServer
+from tutti.launch.elastic.slots import CoolDown, RankLimits, Round, Rounds, SlotPool
 from tutti.ranks.failures import Failure, first_cause
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
 from tutti.runs.folder import RunFolder
@@ -26,6 +26,7 @@ _PATIENCE_SECONDS = 3.0  # before the screen says that there are too few
 _SETTLE_SECONDS = 1.0  # hosts that come one after the other are taken in together
 _BROKEN_SECONDS = 5.0  # what ranks may take to end by themselves when others are lost
 _KILL_SECONDS = 10.0  # a rank that waits for one on a host that has lost its network does not notice
+_LOSSES_ALLOWED = 5  # of the ranks of one host
 _TRIES = 3  # rounds in a row that may end by a loss without a new checkpoint
 
 
@@ -39,6 +40,32 @@ class Terms:
     wait_seconds: float = 300.0  # with too few ranks
     pause_seconds: float = 10.0  # before a rank that was lost is started again
     first_hosts: int = 1  # started together
+
+
+class HostServer(MessageServer):
+    """Admits hosts that have the recipe and the version of this job; each has the number of its arrival."""
+
+    kinds = ("ended", "leave")
+
+    def __init__(self, recipe: str, version: str) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}  # also of hosts that are gone
+        self._recipe = recipe
+        self._version = version
+
+    def admit(self, arrival: int, message: dict[str, Any], connection: Connection) -> Event | None:
+        match message:
+            case {"kind": "join", "version": version} if version != self._version:
+                text = f"this host has tutti {version}, the job {self._version}: expected the same on all hosts."
+            case {"kind": "join", "recipe": recipe} if recipe != self._recipe:
+                text = f"the job here trains {self._recipe!r}, not {recipe!r}. Join it with its own recipe."
+            case {"kind": "join", "host": str(name), "slots": int(slots), "order": int(order)}:
+                self.names[arrival] = name
+                return arrival, {"kind": "join", "slots": slots, "order": order}
+            case _:
+                return None
+        connection.send("end", code=2, text=text)
+        return None
 
 
 @dataclass
@@ -62,14 +89,16 @@ class Lead:
     """Decides what all hosts do; `run` returns when the job is over."""
 
     def __init__(
-        self, terms: Terms, folder: RunFolder, arguments: list[str], reception: Reception, say: Callable[[str], None]
+        self, terms: Terms, folder: RunFolder, arguments: list[str], server: HostServer, say: Callable[[str], None]
     ) -> None:
         self._terms = terms
         self._folder = folder
         self._arguments = arguments
-        self._reception = reception
+        self._server = server
         self._say = say
-        self._rounds = Rounds(terms.min_ranks, terms.max_ranks, terms.parts, terms.pause_seconds)
+        limits = RankLimits(terms.min_ranks, terms.max_ranks, terms.parts)
+        self._pool = SlotPool[int](CoolDown(terms.pause_seconds, failures_allowed=_LOSSES_ALLOWED))
+        self._rounds = Rounds(limits, self._pool)
         self._current: _Current | None = None
         self._news: list[str] = []  # since the last round began
         self._leaving: set[int] = set()
@@ -83,12 +112,12 @@ class Lead:
 
     def stop(self, number: int, _: object = None) -> None:
         """Have all ranks save and the job end; asked twice, end it at once. Serves as a signal handler."""
-        self._reception.put("signal", number=number)
+        self._server.put("signal", number=number)
 
     def run(self) -> Failure | None:
         """The whole job; why it ended before it was complete."""
         while not self._over:
-            if event := self._reception.next(_TICK_SECONDS):
+            if event := self._server.next(_TICK_SECONDS):
                 host, message = event
                 getattr(self, f"_on_{message.pop('kind')}")(host, **message)
             self._act(time.monotonic())
@@ -96,13 +125,13 @@ class Lead:
 
     # What hosts say.
 
-    def _on_join(self, host: int, places: int, order: int) -> None:
-        self._rounds.add(host, self._reception.names[host], places, order)
+    def _on_join(self, host: int, slots: int, order: int) -> None:
+        self._pool.add(host, self._server.names[host], slots, order)
         self._last_join = time.monotonic()
         environment = {FOLDER_VARIABLE: str(self._folder.path.resolve()), LINE_VARIABLE: launch_line()}
-        self._reception.tell([host], "welcome", arguments=self._arguments, environment=environment)
+        self._server.send([host], "welcome", arguments=self._arguments, environment=environment)
         if self._rounds.count:
-            self._news.append(f"host {self._reception.names[host]} has come")
+            self._news.append(f"host {self._server.names[host]} has come")
 
     def _on_ended(self, host: int, round: int, ranks: list[dict[str, Any]]) -> None:
         from tutti.launch.elastic.agent import Ended
@@ -117,22 +146,22 @@ class Lead:
     def _on_leave(self, host: int) -> None:
         if host not in self._leaving:
             self._leaving.add(host)
-            self._news.append(f"host {self._reception.names[host]} has left")
-            self._rounds.remove(host)
+            self._news.append(f"host {self._server.names[host]} has left")
+            self._pool.remove(host)
 
     def _on_gone(self, host: int) -> None:
-        self._rounds.remove(host)
+        self._pool.remove(host)
         self._leaving.discard(host)
         current = self._current
         if current and host in current.running:
             current.running.remove(host)
             ranks = ", ".join(map(str, current.round.ranks_of(host)))
-            current.lost.append(f"{ranks} on host {self._reception.names[host]}, which is gone")
+            current.lost.append(f"{ranks} on host {self._server.names[host]}, which is gone")
             current.breaks()
 
     def _on_signal(self, _: int, number: int) -> None:
         if self._current and self._signal:
-            self._reception.tell(self._current.running, "kill")
+            self._server.send(self._current.running, "kill")
         elif self._current:
             self._say("stopping: the ranks save first; a second signal ends them at once")
         self._signal = self._signal or signal.Signals(number)
@@ -142,7 +171,7 @@ class Lead:
     def _act(self, now: float) -> None:
         current = self._current
         free = self._leaving - (current.running if current else set())
-        self._reception.tell(free, "end", code=0, text="")
+        self._server.send(free, "end", code=0, text="")
         self._leaving -= free
         if current is None and self._signal:
             self._end(self._unsaved(self._signal))
@@ -154,10 +183,10 @@ class Lead:
             if now - current.broken_since > _BROKEN_SECONDS:
                 current.store = None  # ranks that wait for the lost ones at the store end, too
             if now - current.broken_since > _KILL_SECONDS:
-                self._reception.tell(current.running, "kill")
+                self._server.send(current.running, "kill")
         elif not current.is_stopping and self._wants_to_stop(current, now):
             current.is_stopping = True
-            self._reception.tell(current.running, "stop")
+            self._server.send(current.running, "stop")
 
     def _wants_to_stop(self, current: _Current, now: float) -> bool:
         """A round ends for a signal, for a host that leaves, and for more ranks once it has trained."""
@@ -167,7 +196,7 @@ class Lead:
         return grows and current.before.has_trained()
 
     def _begin_or_wait(self, now: float) -> None:
-        everybody = len(self._rounds.hosts) >= self._terms.first_hosts or now - self._start > _LAST_CALL_SECONDS
+        everybody = len(self._pool.hosts) >= self._terms.first_hosts or now - self._start > _LAST_CALL_SECONDS
         new = self._rounds.next_round(now) if everybody or self._rounds.count else None
         if new:
             self._begin(new)
@@ -193,7 +222,7 @@ class Lead:
         self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
         for place, (host, ranks) in enumerate(new.shares.items()):
             share = {"round": new.number, "ranks": ranks, "host": place, "hosts": len(new.shares), "port": store.port}
-            self._reception.tell([host], "round", share=share)
+            self._server.send([host], "round", share=share)
 
     def _conclude(self, current: _Current, now: float) -> None:
         """All ranks of a round have ended: is that the end, or does a next round follow?"""
@@ -218,7 +247,7 @@ class Lead:
         lost = list(current.lost)
         for host, failure in killed:
             given_up = ""
-            if host in self._rounds.hosts and not self._rounds.lose(host, now):
+            if host in self._pool.hosts and not self._rounds.lose(host, now):
                 given_up = ", too often to start it again"
             lost.append(f"{failure.rank} on host {failure.host}, {failure.text}{given_up}")
         self._count_loss(current, f"{'ranks' if len(lost) > 1 else 'rank'} lost: {'; '.join(lost)}")
@@ -234,7 +263,7 @@ class Lead:
     def _end(self, failure: Failure | None) -> None:
         self._over, self._failure = True, failure
         code, text = (failure.exit_code, failure.text) if failure else (0, "")
-        self._reception.tell_all("end", code=code, text=text)
+        self._server.send_all("end", code=code, text=text)
 
     # What is said about it.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import LaunchError, RankLost
-from tutti.launch.elastic.messages import Wire, connect
+from tutti.launch.elastic.messages import Connection, connect
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.process import FOLDER_VARIABLE
 
@@ -20,7 +20,7 @@ _KILLED_SECONDS = 10.0
 class Offer:
     """With what a host joins a job."""
 
-    places: int  # for ranks
+    slots: int
     recipe: str
     version: str  # of tutti
     order: int  # its ranks come after those of hosts with a lower one
@@ -29,8 +29,8 @@ class Offer:
 class Member:
     """This host's part of the conversation with the first launcher."""
 
-    def __init__(self, wire: Wire, address: str, threads: int | None = None) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, address: str, threads: int | None = None) -> None:
+        self._connection = connection
         self._address = address
         self._threads = threads
         self._environment = dict(os.environ)
@@ -45,14 +45,14 @@ class Member:
     def run(self, offer: Offer) -> tuple[int, str]:
         """Take part until the job ends; its exit code, and what there is to say."""
         threading.Thread(target=self._read, name="member", daemon=True).start()
-        self._wire.send("join", host=platform.node(), **asdict(offer))
+        self._connection.send("join", host=platform.node(), **asdict(offer))
         while True:
             match self._inbox.get():
                 case {"kind": "welcome", "arguments": arguments, "environment": environment}:
                     self._arguments = arguments
                     os.environ.update(environment)
                     if not (Path(environment[FOLDER_VARIABLE]) / "config.yaml").is_file():
-                        self._wire.close()
+                        self._connection.close()
                         raise LaunchError(
                             f"the run folder {environment[FOLDER_VARIABLE]} cannot be seen on host {platform.node()}: "
                             "expected one on a file system that all hosts share. Set out=FOLDER on the first host."
@@ -64,7 +64,7 @@ class Member:
                 case {"kind": "kill"} if self._agent:
                     self._agent.kill()
                 case {"kind": "leave"}:
-                    self._wire.send("leave")
+                    self._connection.send("leave")
                 case {"kind": "end", "code": code, "text": text}:
                     self._abandon()
                     return code, text
@@ -73,7 +73,7 @@ class Member:
                     return RankLost.exit_code, f"the first launcher of this job, at {self._address}, is gone."
 
     def _read(self) -> None:
-        for message in self._wire.messages():
+        for message in self._connection.messages():
             self._inbox.put(message)
         self._inbox.put({"kind": "gone"})
 
@@ -81,7 +81,7 @@ class Member:
         from tutti.launch.elastic.agent import Agent, Ended, Share
 
         def report(ended: list[Ended]) -> None:
-            self._wire.send("ended", round=share["round"], ranks=[rank.as_content() for rank in ended])
+            self._connection.send("ended", round=share["round"], ranks=[rank.as_content() for rank in ended])
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(share["ranks"], self._environment, self._threads))
         self._agent = Agent(Share(**share), self._address, self._arguments, report)
@@ -91,10 +91,10 @@ class Member:
         if self._agent:
             self._agent.kill()
             self._agent.wait(_KILLED_SECONDS)
-        self._wire.close()
+        self._connection.close()
 
 
-def reach(address: str, port: int) -> Wire:
+def reach(address: str, port: int) -> Connection:
     """A connection to the first launcher of a job."""
     try:
         return connect(address, port)

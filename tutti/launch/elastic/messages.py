@@ -1,4 +1,4 @@
-"""Lines of JSON between the launchers of an elastic job, and the server that receives them."""
+"""Lines of JSON between the processes of an elastic job, and the server that receives them."""
 
 import contextlib
 import json
@@ -9,28 +9,31 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _CONNECT_SECONDS = 10.0
-# A host that is gone without a word is noticed after 4 + 3 x 2 seconds of silence.
-_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+# A host that has lost its power or its network is noticed after 4 + 3 x 2 seconds without an answer.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+
+Event = tuple[int, dict[str, Any]]  # the number of a peer, and its message
 
 
-class Wire:
-    """One end of a connection."""
+class Connection:
+    """One end of a connection between two processes of a job."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _ALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    def __init__(self, connection: socket.socket, keep_alive: bool = True) -> None:
+        if keep_alive:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE.items():
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._connection = connection
         self._lock = threading.Lock()
 
     def send(self, kind: str, **content: Any) -> None:
-        """Say something; a connection that has ended shows where it is read."""
+        """Send a message; the reader of this connection notices when it has ended."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(json.dumps({"kind": kind} | content).encode() + b"\n")
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What the other end says, until the connection ends."""
+        """Yield the messages of the other end until the connection ends."""
         with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
@@ -39,88 +42,91 @@ class Wire:
                 yield message
 
     def close(self) -> None:
+        """End the connection at both ends."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
 
 def listen(port: int) -> socket.socket:
-    """A socket for IPv4, and for IPv6 where there is IPv6; port 0 takes a free one."""
+    """Open a socket for IPv4, and for IPv6 where there is IPv6; port 0 takes a free one."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
 
 
-def connect(address: str, port: int) -> Wire:
-    """A connection to who listens there."""
-    connection = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
+def connect(address: str, port: int, timeout_seconds: float = _CONNECT_SECONDS, keep_alive: bool = True) -> Connection:
+    """Connect to a server."""
+    connection = socket.create_connection((address, port), timeout=timeout_seconds)
     connection.settimeout(None)
-    return Wire(connection)
+    return Connection(connection, keep_alive)
 
 
-Event = tuple[int, dict[str, Any]]  # the number of a host, and what it says
+class MessageServer:
+    """Receives the messages of all peers in one queue; a subclass decides which peers are admitted."""
 
+    kinds: tuple[str, ...] = ()  # of messages that admitted peers send
+    keep_alive = True
 
-class Reception:
-    """Hosts by number; those that have not joined yet are not among them."""
-
-    def __init__(self, recipe: str, version: str) -> None:
-        self.names: dict[int, str] = {}  # also of hosts that are gone
-        self._recipe = recipe
-        self._version = version
-        self._wires: dict[int, Wire] = {}
+    def __init__(self) -> None:
+        self._connections: dict[int, Connection] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
-    def open(self, listener: socket.socket) -> None:
-        """Let hosts join at a socket, in threads."""
-        threading.Thread(target=self._accept, args=(listener,), name="reception", daemon=True).start()
+    def admit(self, arrival: int, message: dict[str, Any], connection: Connection) -> Event | None:
+        """Return the number of a peer and its first event, given its first message; None refuses the peer."""
+        raise NotImplementedError
+
+    def start(self, listener: socket.socket) -> int:
+        """Accept peers at a socket, in threads; return its port."""
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), name="message server", daemon=True).start()
+        return listener.getsockname()[1]
+
+    def close(self) -> None:
+        """End all connections, and accept no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
 
     def put(self, kind: str, **content: Any) -> None:
-        """An event of this launcher itself; may be called in a signal handler."""
+        """Add an event of this process itself; may be called in a signal handler."""
         self._events.put((-1, {"kind": kind} | content))
 
     def next(self, seconds: float) -> Event | None:
-        """The next event: join, ended, leave, gone, or one of this launcher."""
+        """Return the next event, or None after this time; `gone` follows the last message of a peer."""
         with contextlib.suppress(queue.Empty):
             return self._events.get(timeout=seconds)
 
-    def tell(self, hosts: Iterable[int], kind: str, **content: Any) -> None:
-        for host in hosts:
-            if wire := self._wires.get(host):
-                wire.send(kind, **content)
+    def send(self, peers: Iterable[int], kind: str, **content: Any) -> None:
+        """Send a message to some peers; those that are gone are left out."""
+        for peer in peers:
+            if connection := self._connections.get(peer):
+                connection.send(kind, **content)
 
-    def tell_all(self, kind: str, **content: Any) -> None:
-        self.tell(list(self._wires), kind, **content)
+    def send_all(self, kind: str, **content: Any) -> None:
+        """Send a message to all peers."""
+        self.send(list(self._connections), kind, **content)
 
     def _accept(self, listener: socket.socket) -> None:
-        number = 0
+        arrival = 0
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=self._hear, args=(number, Wire(connection)), daemon=True).start()
-                number += 1
+                accepted, _ = listener.accept()
+                connection = Connection(accepted, self.keep_alive)
+                threading.Thread(target=self._receive, args=(arrival, connection), daemon=True).start()
+                arrival += 1
 
-    def _hear(self, host: int, wire: Wire) -> None:
-        messages = wire.messages()
-        if self._lets_in(host, wire, next(messages, {})):
+    def _receive(self, arrival: int, connection: Connection) -> None:
+        messages = connection.messages()
+        if admitted := self.admit(arrival, next(messages, {}), connection):
+            peer, _ = admitted
+            self._connections[peer] = connection
+            self._events.put(admitted)
             for message in messages:
-                if message.get("kind") in ("ended", "leave"):
-                    self._events.put((host, message))
-            del self._wires[host]
-            self._events.put((host, {"kind": "gone"}))
-        wire.close()
-
-    def _lets_in(self, host: int, wire: Wire, message: dict[str, Any]) -> bool:
-        match message:
-            case {"kind": "join", "version": version} if version != self._version:
-                text = f"this host has tutti {version}, the job {self._version}: expected the same on all hosts."
-            case {"kind": "join", "recipe": recipe} if recipe != self._recipe:
-                text = f"the job here trains {self._recipe!r}, not {recipe!r}. Join it with its own recipe."
-            case {"kind": "join", "host": str(name), "places": int(places), "order": int(order)}:
-                self._wires[host], self.names[host] = wire, name
-                self._events.put((host, {"kind": "join", "places": places, "order": order}))
-                return True
-            case _:
-                return False
-        wire.send("end", code=2, text=text)
-        return False
+                if message.get("kind") in self.kinds:
+                    self._events.put((peer, message))
+            del self._connections[peer]
+            self._events.put((peer, {"kind": "gone"}))
+        connection.close()

@@ -1,0 +1,60 @@
+"""Which hosts may join an elastic job, and what the server answers to those that may not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tutti.launch.elastic.leader import HostServer
+from tutti.launch.elastic.messages import Connection, connect, listen
+
+JOIN = {"host": "n2", "slots": 2, "recipe": "digits", "version": "1.0", "order": 3}
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[HostServer, Connection]]:
+    listener = listen(0)
+    found = HostServer("digits", "1.0")
+    found.start(listener)
+    connection = connect("127.0.0.1", listener.getsockname()[1])
+    yield found, connection
+    connection.close()
+    listener.close()
+
+
+def test_a_host_joins_sends_messages_and_is_reported_when_it_is_gone(server: tuple[HostServer, Connection]) -> None:
+    found, connection = server
+    connection.send("join", **JOIN)
+    assert found.next(10) == (0, {"kind": "join", "slots": 2, "order": 3})
+    assert found.names == {0: "n2"}
+    connection.send("nonsense")
+    connection.send("leave")
+    assert found.next(10) == (0, {"kind": "leave"})
+    found.send([0, 7], "stop")
+    assert next(connection.messages()) == {"kind": "stop"}
+    connection.close()
+    assert found.next(10) == (0, {"kind": "gone"})
+    found.send_all("end")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"version": "0.9"}, "this host has tutti 0.9, the job 1.0: expected the same on all hosts."),
+        ({"recipe": "mnist"}, "the job here trains 'digits', not 'mnist'. Join it with its own recipe."),
+    ],
+)
+def test_a_host_of_another_kind_is_told_why_it_may_not_join(
+    server: tuple[HostServer, Connection], wrong: dict[str, Any], text: str
+) -> None:
+    found, connection = server
+    connection.send("join", **JOIN | wrong)
+    assert list(connection.messages()) == [{"kind": "end", "code": 2, "text": text}]
+    assert found.names == {}
+
+
+def test_a_stranger_gets_no_answer(server: tuple[HostServer, Connection]) -> None:
+    found, connection = server
+    connection.send("GET / HTTP/1.1")
+    assert list(connection.messages()) == []
+    assert found.next(0.01) is None
