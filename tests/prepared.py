@@ -36,7 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tutti.launch import fork_server
+from tutti.launch import local
 from tutti.ranks.process import end_with_parent, name_process
 
 # What ranks and launchers of torch import, what a run writes with, and the data that most tests train on.
@@ -216,7 +216,7 @@ def _fork_server(spawn: Callable[..., int], path: Any, words: Sequence[Any], fds
     pid = os.fork()
     if not pid:
         _close_all_but(fds)
-        if os.environ.pop(fork_server._VARIABLE, None):  # what importing it does in a process of its own
+        if os.environ.pop(local.FORK_SERVER_VARIABLE, None):  # what importing it does in a process of its own
             end_with_parent()
         _end(lambda: exec(call, {}))
     return pid

@@ -110,8 +110,8 @@ FAULTS = (
         name="slurm-job-not-requeued",
         package="launch",
         file="launch/cluster/schedulers/slurm.py",
-        text='ask("scontrol", "requeue", job_id, failing=True)',
-        replacement='ask("scontrol", "release", job_id, failing=True)',
+        text='call("scontrol", "requeue", job_id, failing=True)',
+        replacement='call("scontrol", "release", job_id, failing=True)',
         wrong="A Slurm job that should start again is released instead of requeued.",
         tests=(
             "cli/test_submit.py::test_slurm_starts_a_run_again_until_it_is_complete",

@@ -241,20 +241,20 @@ def test_slurm_starts_a_run_again_until_it_is_complete(cluster: Cluster) -> None
     assert cluster.queue() == ["41"] * 2
     shown = cluster.tutti("status", str(folder)).out
     assert "state       complete\nstarts      3 of at most 11\n" in shown
-    assert "checkpoints from step 10 to 20, exit code 137; started again: it was ended by a signal" in shown
+    assert "checkpoints from step 10 to 20, exit code 137; requeued: it was ended by a signal" in shown
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("start", "code", "message"),
     [
-        ("10 1", 1, "tutti: not started again: the run failed (exit code 1), and would again.\n"),
+        ("10 1", 1, "tutti: not requeued: the run failed (exit code 1), and another start would fail, too.\n"),
         (
             "0 76",
             76,
-            "tutti: not started again: it lost ranks or hosts, and there is no progress since the last start.\n",
+            "tutti: not requeued: it lost ranks or hosts, and there is no progress since the last start.\n",
         ),
-        ("10 TERM", 75, "tutti: not started again: its job was told to end before its time.\n"),
+        ("10 TERM", 75, "tutti: not requeued: its job was cancelled before the end of its time.\n"),
     ],
 )
 def test_a_run_that_would_fail_again_ends_its_job(cluster: Cluster, start: str, code: int, message: str) -> None:
@@ -273,8 +273,8 @@ def test_pbs_gets_the_script_again_as_a_new_job_at_most_so_often(cluster: Cluste
     assert cluster.queue() == ["1.pbs", "2.pbs"]
     printed = cluster.tutti("logs", str(folder)).out.splitlines()
     stopped = "it was stopped by a signal or at the end of its time"
-    assert printed[0] == f"tutti: started again: {stopped}; start 2 of at most 2."
-    assert printed[1] == f"tutti: not started again: {stopped}, and was already started again 1 time, of at most 1."
+    assert printed[0] == f"tutti: requeued: {stopped}; start 2 of at most 2."
+    assert printed[1] == f"tutti: not requeued: {stopped}, and was already requeued 1 time, of at most 1."
     assert "state       failed\n" in cluster.tutti("status", str(folder)).out
 
 

@@ -50,7 +50,7 @@ def test_a_node_that_is_lost_in_silence_is_survived_by_the_others(cluster: Clust
 
     wait_for("step 4/28")
     cluster.lose(node)
-    wait_for("now on 2 ranks (rank lost: 2 on host n3, which is gone)")
+    wait_for("now on 2 ranks (rank lost: 2 on host n3, which was lost)")
     (tmp_path / "fast").touch()
     wait_for("run folder:")
     record = record_of(tmp_path)

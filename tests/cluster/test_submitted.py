@@ -199,7 +199,7 @@ def test_a_run_that_would_fail_again_says_why_and_is_not_started_again(
     text = wait_for_end(cluster, folder, "FAILED")
     for each in said:
         assert each in text, text
-    assert "the run failed (exit code 1), and would again" in text
+    assert "the run failed (exit code 1), and another start would fail, too" in text
     job = json.loads((folder / "job.json").read_text())
     assert [attempt["outcome"] for attempt in job["attempts"]] == ["failed"]
     assert state(folder) == "failed"
@@ -239,5 +239,5 @@ def test_a_host_with_other_code_is_named_before_anything_is_trained(cluster: Clu
     text = wait_for_end(cluster, folder, "FAILED")
     assert "hosts do not have the same code:" in text
     assert "rank 1 on host n2 has tutti's code with digest" in text and "all others have tutti's code" in text, text
-    assert "and would again" in text
+    assert "and another start would fail, too" in text
     assert "before  epoch" not in text

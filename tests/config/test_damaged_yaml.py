@@ -14,7 +14,7 @@ from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml, read_yaml
 from tutti.errors import ConfigError
 from tutti.horovod.settings import read_settings_file
-from tutti.launch.cluster.site import load_site
+from tutti.launch.cluster.resources import load_site
 from tutti.report.runs import read_run
 from tutti.runs.folder import RunFolder
 

@@ -10,8 +10,7 @@ import pytest
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Wishes
-from tutti.launch.cluster.schedulers import SCHEDULERS
-from tutti.launch.cluster.schedulers.commands import JobState
+from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.launch.cluster.status import Status
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, JobRecord, read_job
@@ -100,7 +99,7 @@ def test_a_scheduler_that_is_not_here_is_told_before_a_folder_is_made(
 def test_every_scheduler_is_told_in_its_own_words(scheduler: str, words: str, cluster: Path) -> None:
     script = cluster / "job.sh"
     script.write_text("")
-    assert SCHEDULERS[scheduler].submit(script, "7") == "41"
+    assert scheduler_of(scheduler).submit(script, "7") == "41"
     assert (cluster / "asked").read_text() == f"{words}{script}\n"
 
 
@@ -114,7 +113,7 @@ def test_every_scheduler_is_told_in_its_own_words(scheduler: str, words: str, cl
         (None, "complete", "finished", None),
         (JobState("ended"), "failed", "failed", "the disk is full."),
         (JobState("cancelled"), None, "failed", "its job is cancelled"),
-        (None, None, "failed", "its job ended without a word"),
+        (None, None, "failed", "its job ended; no result was recorded"),
     ],
 )
 def test_a_point_stands_as_its_job_does(known, outcome, expected, reason, tmp_path: Path) -> None:

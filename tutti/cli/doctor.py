@@ -17,7 +17,7 @@ from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, TuttiError
 from tutti.launch import local
-from tutti.launch.fork_server import keep, open_nursery
+from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, describe, leave_note, quote
 from tutti.ranks.placement import Placement
@@ -78,7 +78,7 @@ def _read(recipe: str | None, overrides: list[str]) -> tuple[RunConfig | None, P
 
 def _start(ranks: int) -> None:
     """Have local ranks do it; what they print is the report, and their logs are kept for a moment only."""
-    open_nursery(["tutti.doctor.run"], threads_per_rank(ranks, os.environ))
+    start_fork_server(["tutti.doctor.run"], threads_per_rank(ranks, os.environ))
     with tempfile.TemporaryDirectory(prefix="tutti-doctor-") as path:
         folder = RunFolder(Path(path))
         folder.logs.mkdir()
@@ -105,7 +105,7 @@ def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, recor
         code = _tell(placement, error, 1, said=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code or not keep(None):  # a forked rank returns to who has forked it
+    if code or not keep_until_exit(None):  # a forked rank returns to who has forked it
         os._exit(code)
 
 

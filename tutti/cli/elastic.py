@@ -17,8 +17,8 @@ from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
 from tutti.launch import local
-from tutti.launch.elastic.leader import HostServer, Lead, Terms
-from tutti.launch.elastic.member import Member, Offer, reach
+from tutti.launch.elastic.leader import ElasticTerms, HostServer, Leader
+from tutti.launch.elastic.member import Member, Offer, connect_to_leader
 from tutti.launch.elastic.messages import listen
 from tutti.launch.elastic.slots import usable_ranks
 from tutti.ranks.environments import discover
@@ -84,7 +84,7 @@ def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
     _lead(recipe, config, terms, places, folder, more, placement)
 
 
-def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> Terms:
+def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> ElasticTerms:
     """What was asked for, if it can be done."""
     least, most, batch = asked.min_ranks, asked.max_ranks, config.batch
     if least is None or most is None or not 1 <= least <= most:
@@ -113,13 +113,13 @@ def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> Te
             f"batch.global={batch.global_batch}{of_micro} does not split over any of {least} to {most} ranks; it does "
             f"over {', '.join(map(str, usable))}. Change --min-ranks or batch.global."
         )
-    return Terms(least, most, parts, asked.wait_seconds, asked.pause_seconds, first_hosts=placement.world_size)
+    return ElasticTerms(least, most, parts, asked.wait_seconds, asked.pause_seconds, first_hosts=placement.world_size)
 
 
 def _lead(
     recipe: str,
     config: RunConfig,
-    terms: Terms,
+    terms: ElasticTerms,
     places: int,
     folder: RunFolder,
     overrides: list[str],
@@ -132,13 +132,13 @@ def _lead(
         serve_store_port(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
     arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
     server = HostServer(config.recipe, tutti.__version__)
-    lead = Lead(terms, folder, arguments, server, lambda text: print(text, flush=True))
+    lead = Leader(terms, folder, arguments, server, lambda text: print(text, flush=True))
     for number in _SIGNALS:
         signal.signal(number, lead.stop)
     server.start(listener)
     where = f"{socket.gethostname()}:{port}"
     print(f"more ranks can join: tutti train {shlex.quote(recipe)} --join {where} -n 1", flush=True)
-    member = Member(reach("127.0.0.1", port), "127.0.0.1", config.runtime.threads)
+    member = Member(connect_to_leader("127.0.0.1", port), "127.0.0.1", config.runtime.threads)
     thread = threading.Thread(target=member.run, args=(_offer(places, config, 0),), daemon=True)
     thread.start()
     failure = lead.run()
@@ -150,7 +150,7 @@ def _lead(
 def _join(address: str, port: int, places: int, config: RunConfig, order: int) -> None:
     """Offer ranks to a job until it ends, or until this launcher is told to leave it."""
     check(config, 1, places)
-    member = Member(reach(address, port), address, config.runtime.threads)
+    member = Member(connect_to_leader(address, port), address, config.runtime.threads)
     for number in _SIGNALS:
         signal.signal(number, lambda *_: member.leave())
     code, text = member.run(_offer(places, config, order))

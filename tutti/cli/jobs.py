@@ -13,10 +13,10 @@ from tutti import units
 from tutti.cli.options import Account, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
 from tutti.errors import FolderError
 from tutti.launch.cluster.requeue import begin as begin_job
-from tutti.launch.cluster.requeue import ended_early, finish, start_again
+from tutti.launch.cluster.requeue import ended_early, finish, requeue_run
 from tutti.launch.cluster.resources import Wishes, show_time
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, look, output_files
-from tutti.launch.cluster.submission import hand_in, prepare
+from tutti.launch.cluster.submission import prepare, submit_run
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, describe, find_jobs
 
@@ -73,7 +73,7 @@ def submit(
     if dry_run:
         print(submission.script(submission.planned_folder()), end="")
         return
-    folder, job_id = hand_in(submission)
+    folder, job_id = submit_run(submission)
     resources = submission.resources
     print(f"job:        {submission.site.scheduler} {job_id}, {resources.describe()}, {show_time(resources.seconds)}")
     print(f"run folder: {folder.path}")
@@ -102,7 +102,7 @@ def requeue(
     outcome = ending.decision.outcome
     print(f"tutti: {describe(outcome, ending.decision.reason)}.", flush=True)
     if outcome == "again":
-        start_again(run)
+        requeue_run(run)
     sys.exit(0 if outcome in ("again", "complete") else ending.code)
 
 

@@ -16,7 +16,7 @@ from tutti.checkpoint.manifest import find_latest
 from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
-from tutti.launch.fork_server import keep, open_nursery
+from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, quote
@@ -92,7 +92,7 @@ def on_ranks(
         as_rank(placement, lambda: work(placement, folder))
         return
     assert ranks is not None
-    open_nursery(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
+    start_fork_server(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
     check_writable(config.out)
     from tutti.launch.local import start_ranks
     from tutti.ranks.device import check_gpus
@@ -108,7 +108,7 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     signal.signal(signal.SIGTERM, terminate)
     try:
         outcome = work()  # kept to the end: what is freed may wait for threads
-        if NOTES_VARIABLE in os.environ and not keep(outcome):
+        if NOTES_VARIABLE in os.environ and not keep_until_exit(outcome):
             _leave(0)
         del outcome
     except TuttiError as error:

@@ -84,10 +84,9 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     if ranks is None or ranks == 1 or is_rank(placement):
         _train_as_rank(config, placement, folder or given_folder(), checkpoint, preflight)
         return
-    from tutti.launch.fork_server import open_nursery
-    from tutti.launch.local import start_ranks
+    from tutti.launch.local import start_fork_server, start_ranks
 
-    open_nursery(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
+    start_fork_server(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
     more = []
     if checkpoint:

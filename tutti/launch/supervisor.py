@@ -120,13 +120,6 @@ def end_processes(
         raise interrupt
 
 
-def send_signal(process_ids: Iterable[int], number: int) -> None:
-    """Forward a signal to processes, of which some may have ended."""
-    for process_id in process_ids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process_id, number)
-
-
 def _wait(processes: list[Supervised], seconds: float) -> list[Supervised]:
     """Return the processes that have not ended in time."""
     deadline = time.monotonic() + seconds

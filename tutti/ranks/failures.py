@@ -1,4 +1,4 @@
-"""How a rank that fails tells its launcher what happened, and how the launcher finds the first cause."""
+"""The note that a failing rank writes for its launcher, and how the launcher finds the first cause."""
 
 import contextlib
 import faulthandler
@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,31 +19,31 @@ from tutti.runs.files import read_dataclass
 from tutti.runs.folder import RunFolder
 from tutti.runs.output import last_lines
 
-NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # where a rank leaves word of its failure
+NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # the folder where a rank writes a note of its failure
 
-# What the other ranks meet when one is gone. Gloo raises plain RuntimeErrors, which only their text tells apart.
+# Errors of the other ranks when one is lost. Gloo raises plain RuntimeErrors, which only their text tells apart.
 _CONSEQUENCE = re.compile(r"connection (closed|reset)|broken pipe|peer|socket|timed out|store", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's end: what to say, and whether the rank was only hit by another's end."""
+    """How one rank failed, and whether that was only a consequence of another rank's failure."""
 
     rank: int
     host: str
     time: float
     exit_code: int
     text: str
-    said: bool  # the text is a whole message for the user; otherwise the log's last lines belong to it
+    said: bool  # the text is a whole message for the user; otherwise the last lines of the log follow it
     consequence: bool
     cause: Cause = Cause.ERROR
 
     def sentence(self) -> str:
-        """The text, marked as an error unless the run was only stopped."""
+        """Return the text, marked as an error unless the run was only stopped."""
         return self.text if self.exit_code == Interrupted.exit_code else f"error: {self.text}"
 
     def message(self, folder: RunFolder) -> str:
-        """What the screen shows."""
+        """Return the message for the screen."""
         if self.said:
             return self.sentence()
         log = folder.log(self.rank)
@@ -52,12 +53,12 @@ class Failure:
 
 
 def quote(lines: list[str]) -> str:
-    """Lines of a log or a traceback, set off from the message they belong to."""
+    """Indent lines of a log or a traceback below the message that they belong to."""
     return "".join(f"\n  | {line}" for line in lines)
 
 
 def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Failure:
-    """A failure of this process."""
+    """Describe a failure of this process."""
     text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
     lost = isinstance(error, RankLost) or getattr(error, "told", False)
     consequence = lost or (not said and is_consequence(error))
@@ -65,24 +66,24 @@ def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Fai
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error is what a rank meets when another one is gone."""
+    """Return whether an error is typical of a rank that has lost another one."""
     text = f"{type(error).__name__}: {error}"
     return isinstance(error, RuntimeError | ConnectionError) and bool(_CONSEQUENCE.search(text))
 
 
 def leave_note(folder: Path, failure: Failure) -> None:
-    """Write a failure where the launcher looks for it."""
+    """Write a failure to the folder of notes."""
     note = folder / f"failure-{failure.rank}.json"
     try:
         aside = note.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(asdict(failure)))
         aside.replace(note)
     except OSError:
-        pass  # the exit code still says that something failed
+        pass  # the exit code still shows the failure
 
 
 def read_notes(folder: Path) -> list[Failure]:
-    """The failures that ranks have written; of a damaged note the exit code of its rank says enough."""
+    """Read the failures that ranks have noted; for a damaged note, the exit code of its rank has to do."""
     found = []
     for note in sorted(folder.glob("failure-*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -91,19 +92,25 @@ def read_notes(folder: Path) -> list[Failure]:
 
 
 def from_exit_code(rank: int, exit_code: int) -> Failure:
-    """A failure that left no note: the rank was killed, or ended by itself."""
-    terminated = exit_code == -signal.SIGTERM  # the agent's own way of ending the others
+    """Describe the failure of a rank that has written no note."""
+    terminated = exit_code == -signal.SIGTERM  # this is how the agent ends the other ranks
     cause = Cause.RANK_LOST if exit_code < 0 else Cause.ERROR
     return Failure(rank, platform.node(), time.time(), 1, describe_exit(exit_code), False, terminated, cause)
 
 
-def first_cause(failures: list[Failure]) -> Failure:
-    """The failure to show: the first that is no consequence of another."""
-    return min(failures, key=lambda failure: (failure.consequence, failure.time))
+def first_cause(noted: Sequence[Failure], unnoted: Sequence[Failure] = ()) -> Failure | None:
+    """Return the failure that the others followed from: the first that is no consequence of another.
+
+    A rank's own failure comes before the report that another rank is lost, whatever the clocks of their hosts show.
+    A rank of which only the exit code is known comes last: the agent may have killed it.
+    """
+    causes = [(failure.consequence, False, failure.exit_code == RankLost.exit_code, failure) for failure in noted]
+    causes += [(failure.consequence, True, False, failure) for failure in unnoted]
+    return min(causes, key=lambda cause: (*cause[:3], cause[3].time))[3] if causes else None
 
 
 def end_rank(rank: int, text: str, exit_code: int, screen: int | None) -> None:
-    """Leave word, write all stacks to this rank's log, and end this process at once."""
+    """Write a note, write all stacks to this rank's log, and end this process at once."""
     notes = os.environ.get(NOTES_VARIABLE)
     if notes:
         cause = Cause.RANK_LOST if exit_code == RankLost.exit_code else Cause.TIMEOUT

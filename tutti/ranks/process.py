@@ -1,10 +1,12 @@
-"""A process of a run: its end with its parent, its name, its exit code in words, and the command that started it."""
+"""A process of a run: its end with its parent, its name, signals, exit codes in words, and the command that started it."""
 
+import contextlib
 import ctypes
 import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterable
 
 FOLDER_VARIABLE = "TUTTI_RUN_FOLDER"  # tells a rank that tutti started it, and where its run folder is
 LINE_VARIABLE = "TUTTI_LAUNCH_LINE"
@@ -20,6 +22,13 @@ def end_with_parent() -> None:
 def name_process(name: str) -> None:
     """Set the name that `top` shows; the kernel keeps 15 letters."""
     _prctl(_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def send_signal(process_ids: Iterable[int], number: int) -> None:
+    """Forward a signal to processes, of which some may have ended."""
+    for process_id in process_ids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, number)
 
 
 def _prctl(option: int, value: object) -> None:

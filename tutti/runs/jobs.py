@@ -57,7 +57,7 @@ def describe(outcome: str | None, reason: str | None) -> str:
     """What followed from the end of an attempt, in a few words."""
     if outcome == "complete":
         return "the run is complete"
-    return f"{'started again' if outcome == 'again' else 'not started again'}: {reason}"
+    return f"{'requeued' if outcome == 'again' else 'not requeued'}: {reason}"
 
 
 def read_job(folder: RunFolder) -> JobRecord:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tutti.errors import LaunchError
-from tutti.launch.cluster.job_script import launch_line
-from tutti.launch.cluster.resources import Wishes, settle
-from tutti.launch.cluster.site import load_site
+from tutti.launch.cluster.resources import Wishes, load_site, settle
+from tutti.launch.cluster.submission import launcher_command
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
 from tutti.ranks.environments.slurm import tasks_per_node
@@ -83,7 +82,7 @@ class SlurmSteps:
         nodes = self._nodes(ranks)
         wishes = Wishes(nodes=nodes, ranks=ranks, ranks_per_node=per_node, cores_per_rank=self.cores_per_rank)
         site = load_site("slurm", None)
-        line = launch_line(site, settle(wishes, site, folder.name), ())
+        line = launcher_command(site, settle(wishes, site, folder.name), ())
         return [*shlex.split(line), *_TUTTI, "train", str(folder)]
 
     def describe(self) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tutti.launch.cluster.resources import Wishes, settle
+from tutti.launch.cluster.resources import Wishes, load_site, settle
 from tutti.launch.cluster.schedulers import scheduler_of
-from tutti.launch.cluster.site import load_site
 from tutti.launch.cluster.status import Status, look
 from tutti.launch.cluster.submission import Submission, require_scheduler, submit_job, write_job
 from tutti.runs.jobs import read_job

@@ -1,4 +1,4 @@
-"""When a run is started again: the policy, and the bookkeeping around it."""
+"""When a run is requeued: the policy, and the bookkeeping around it."""
 
 import re
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster import requeue
-from tutti.launch.cluster.requeue import Decision, begin, decide, ended_early, finish, notes_folder, start_again
+from tutti.launch.cluster.requeue import Decision, begin, decide, ended_early, finish, notes_folder, requeue_run
 from tutti.ranks.failures import Failure, leave_note
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, JobRecord, read_job
@@ -30,18 +30,18 @@ def attempts(*ends: tuple[int, int]) -> list[Attempt]:
         ([(75, 10)], "again", "stopped by a signal or at the end of its time"),
         ([(75, 0)], "again", "stopped by a signal"),
         ([(75, 0), (75, 0)], "failed", "time limit is too short to make a checkpoint. Submit with a longer --time"),
-        ([(75, 10), (75, 10), (75, 10)], "failed", "two starts in a row have ended before the run came past step 10"),
+        ([(75, 10), (75, 10), (75, 10)], "failed", "two starts in a row have ended before the run passed step 10"),
         ([(75, 0), (75, 10), (75, 10)], "again", "stopped by a signal"),
         ([(76, 10)], "again", "it lost ranks or hosts"),
         ([(76, 10), (76, 10)], "failed", "it lost ranks or hosts, and there is no progress since the last start"),
         ([(137, 10)], "again", r"ended by a signal \(exit code 137\)"),
         ([(143, 0)], "failed", "no progress since the last start"),
         ([(-9, 0)], "failed", "no progress since the last start"),
-        ([(1, 10)], "failed", r"the run failed \(exit code 1\), and would again"),
+        ([(1, 10)], "failed", r"the run failed \(exit code 1\), and another start would fail, too"),
         ([(255, 10)], "failed", r"the run failed \(exit code 255\)"),
         ([(2, 0)], "failed", r"the run failed \(exit code 2\)"),
         ([(75, 1), (75, 2), (75, 3)], "again", "stopped"),
-        ([(75, 1), (75, 2), (75, 3), (75, 4)], "failed", "already started again 3 times, of at most 3"),
+        ([(75, 1), (75, 2), (75, 3), (75, 4)], "failed", "already requeued 3 times, of at most 3"),
         ([(75, 1), (75, 2), (75, 3), (0, 4)], "complete", "complete"),
     ],
 )
@@ -93,7 +93,7 @@ def test_every_start_is_kept_with_its_steps(run: RunFolder) -> None:
 def test_a_scheduler_that_starts_a_run_by_itself_is_counted_too(run: RunFolder) -> None:
     for _ in range(3):
         assert begin(run, "7") is None
-    assert begin(run, "7") == "it was already started again 2 times, the most that is allowed"
+    assert begin(run, "7") == "it was already requeued 2 times, the most that is allowed"
 
 
 def test_a_script_that_a_person_submits_counts_from_the_beginning(run: RunFolder) -> None:
@@ -142,7 +142,7 @@ def test_a_job_that_is_told_to_end_early_is_left_to_who_told_it(run: RunFolder) 
     begin(run, "7")
     save(run, 10)
     decision = finish(run, 75, told_early=True).decision
-    assert decision == Decision("stopped", "its job was told to end before its time")
+    assert decision == Decision("stopped", "its job was cancelled before the end of its time")
 
 
 @pytest.mark.system
@@ -150,8 +150,6 @@ def test_a_scheduler_that_does_not_start_it_again_is_quoted(run: RunFolder, monk
     monkeypatch.setenv("PATH", "/nowhere")
     begin(run, "7")
     finish(run, 75, told_early=False)
-    with pytest.raises(
-        LaunchError, match=r"could not be started again: scontrol cannot be called: .* Submit .*job.sh by"
-    ):
-        start_again(run)
+    with pytest.raises(LaunchError, match=r"could not be requeued: scontrol cannot be called: .* Submit .*job.sh by"):
+        requeue_run(run)
     assert read_job(run).attempts[-1].outcome == "failed"

@@ -1,4 +1,4 @@
-"""Properties of the decision whether a run is started again, for any history of its starts."""
+"""Properties of the decision whether a run is requeued, for any history of its starts."""
 
 import copy
 import itertools

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.launch.cluster.schedulers import SCHEDULERS, cobalt, commands, pbs, slurm
-from tutti.launch.cluster.schedulers.commands import JobState
+from tutti.launch.cluster import schedulers
+from tutti.launch.cluster.schedulers import NAMES, JobState, cobalt, pbs, scheduler_of, slurm
 
 PBS_JOB = {
     "job_state": "R",
@@ -20,7 +20,7 @@ PBS_JOB = {
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, module: object, text: str | None) -> None:
-    monkeypatch.setattr(module, "ask", lambda *words, failing=False: text)
+    monkeypatch.setattr(module, "call", lambda *words, failing=False: text)
 
 
 def test_the_schedulers_are_asked_in_the_same_ways() -> None:
@@ -30,10 +30,11 @@ def test_the_schedulers_are_asked_in_the_same_ways() -> None:
             for function, member in vars(module).items()
             if inspect.isfunction(member) and member.__module__ == module.__name__ and not function.startswith("_")
         ]
-        for name, module in SCHEDULERS.items()
+        for name in NAMES
+        for module in [scheduler_of(name)]
     }
     assert shapes["slurm"] == shapes["pbs"] == shapes["cobalt"]
-    assert [name for name, _ in shapes["slurm"]] == ["values", "end_time", "submit", "query", "cancel", "start_again"]
+    assert [name for name, _ in shapes["slurm"]] == ["values", "end_time", "submit", "query", "cancel", "requeue"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_an_answer_without_an_id_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.system
 def test_a_command_that_cannot_be_called_is_named() -> None:
     with pytest.raises(LaunchError, match="no-such-command cannot be called: "):
-        commands.ask("no-such-command", failing=True)
-    assert commands.ask("no-such-command") is None
+        schedulers.call("no-such-command", failing=True)
+    assert schedulers.call("no-such-command") is None
     with pytest.raises(LaunchError, match=r"false failed with exit code 1: it said nothing\."):
-        commands.ask("false", failing=True)
+        schedulers.call("false", failing=True)

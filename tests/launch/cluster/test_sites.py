@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import ConfigError
-from tutti.launch.cluster.site import load_site, site_names
+from tutti.launch.cluster.resources import load_site, site_names
 
 
 @pytest.fixture

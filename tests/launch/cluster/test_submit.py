@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.launch.cluster.job_script import Job, render
-from tutti.launch.cluster.resources import Resources, Wishes, parse_time, settle, show_time
-from tutti.launch.cluster.site import Site, load_site, site_names
+from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, parse_time, settle, show_time, site_names
+from tutti.launch.cluster.submission import JobScript, render
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS: dict[str, tuple[str, Wishes, bool]] = {
@@ -29,7 +28,7 @@ SCRIPTS: dict[str, tuple[str, Wishes, bool]] = {
 def script(name: str) -> str:
     site_name, wishes, preflight = SCRIPTS[name]
     site = load_site(site_name)
-    job = Job(
+    job = JobScript(
         recipe="mnist/large_batch",
         site=site,
         resources=settle(wishes, site, "mnist/large_batch"),

@@ -155,9 +155,9 @@ def test_a_second_host_is_taken_in_and_its_loss_survived(tmp_path: Path, undistu
         where = first.wait_for(rf"--join {HOST}:\d+").split()
         first.wait_for("step 2/42")
         with launched(tmp_path, *where, "-n", "1") as second:
-            first.wait_for(rf"(?s)now on 2 ranks \(host {HOST} has come\)\n.*resumed from .*  loss ")
+            first.wait_for(rf"(?s)now on 2 ranks \(host {HOST} has joined\)\n.*resumed from .*  loss ")
             second.process.kill()
-        first.wait_for(rf"now on 1 rank \(rank lost: 1 on host {HOST}, which is gone\)\n")
+        first.wait_for(rf"now on 1 rank \(rank lost: 1 on host {HOST}, which was lost\)\n")
         (tmp_path / "fast").touch()
         code, said = first.end()
     assert code == 0, said
@@ -189,7 +189,7 @@ def test_with_too_few_ranks_the_job_ends_and_says_how_to_go_on(tmp_path: Path) -
     assert code == 76, said
     assert f"{lost}: waiting 0.5 s for more\n" in said
     folder = run_folder(tmp_path)
-    assert f"error: {lost}, for 0.5 s. Go on later with: tutti train {folder} --min-ranks 2 --max-ranks 2\n" in said
+    assert f"error: {lost}, for 0.5 s. Resume later with: tutti train {folder} --min-ranks 2 --max-ranks 2\n" in said
     assert read_record(tmp_path)["state"] == "failed"
 
 

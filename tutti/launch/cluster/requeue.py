@@ -1,4 +1,4 @@
-"""Whether a run that has ended is started again: the policy, as a pure function, and what it is applied to."""
+"""Whether a run that has ended is requeued: the policy as a pure function, and the record of its attempts."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 
 from tutti.errors import Interrupted, LaunchError, RankLost
 from tutti.launch.cluster.schedulers import scheduler_of
-from tutti.ranks.failures import Failure, read_notes
+from tutti.ranks.failures import Failure, first_cause, read_notes
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, JobRecord, newest_step, read_job
 from tutti.runs.record import now
@@ -22,7 +22,7 @@ _MARGIN_SECONDS = 30  # by which schedulers are early or late at the end of a jo
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from the end of an attempt, and why."""
+    """What happens after the end of an attempt, and why."""
 
     outcome: Literal["complete", "again", "stopped", "failed"]
     reason: str
@@ -30,7 +30,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt has ended: what follows, the exit code that counts, and the rank that failed first."""
+    """How an attempt has ended: the decision, the exit code of the job, and the failure of the first rank."""
 
     decision: Decision
     code: int
@@ -38,7 +38,7 @@ class Ending:
 
 
 def decide(attempts: Sequence[Attempt], max_requeues: int, ended_by: str | None = None) -> Decision:
-    """What follows from the last of a run's attempts; `ended_by` says why, if somebody has ended it."""
+    """Decide what happens after the last of a run's attempts; `ended_by` is the reason if a user has ended it."""
     last = attempts[-1]
     code = last.code or 0
     if code == 0:
@@ -46,27 +46,27 @@ def decide(attempts: Sequence[Attempt], max_requeues: int, ended_by: str | None 
     if ended_by:
         return Decision("stopped", ended_by)
     if code not in (STOPPED, LOST) and not _by_signal(code):
-        return Decision("failed", f"the run failed (exit code {code}), and would again")
+        return Decision("failed", f"the run failed (exit code {code}), and another start would fail, too")
     if standstill := _describe_standstill(attempts):
         return Decision("failed", standstill)
     if len(attempts) > max_requeues:
         times = f"{len(attempts) - 1} time" + "s" * (len(attempts) != 2)
-        return Decision("failed", f"{_why(code)}, and was already started again {times}, of at most {max_requeues}")
+        return Decision("failed", f"{_why(code)}, and was already requeued {times}, of at most {max_requeues}")
     return Decision("again", f"{_why(code)}; start {len(attempts) + 1} of at most {max_requeues + 1}")
 
 
 def begin(folder: RunFolder, job_id: str) -> str | None:
-    """Note that a job starts a run; the reason where it may not, because it has been started too often."""
+    """Record that a job starts a run; return the reason where it must not start."""
     job = _read_settled(folder, job_id)
     if job_id not in job.ids:
         job.ids.append(job_id)
-        if not job.submitting:  # a person has submitted the script: that counts from the beginning
+        if not job.submitting:  # a user has submitted the script: the count of attempts begins again
             job.attempts, job.cancelled = [], None
     job.submitting = False
     if job.cancelled:
         return "it was cancelled"
     if len(job.attempts) > job.max_requeues:
-        return f"it was already started again {job.max_requeues} times, the most that is allowed"
+        return f"it was already requeued {job.max_requeues} times, the most that is allowed"
     for note in notes_folder(folder).glob("failure-*.json"):
         note.unlink()
     notes_folder(folder).mkdir(exist_ok=True)
@@ -76,31 +76,31 @@ def begin(folder: RunFolder, job_id: str) -> str | None:
 
 
 def finish(folder: RunFolder, exit_code: int, told_early: bool) -> Ending:
-    """Note how an attempt has ended, and what follows from that."""
+    """Record how an attempt has ended, and decide what happens next."""
     job = read_job(folder)
-    cause = _first_cause(notes_folder(folder)) if exit_code else None
+    cause = first_cause(read_notes(notes_folder(folder))) if exit_code else None
     last = job.attempts[-1]
     last.code = _code_of(cause) if cause else exit_code
     last.last_step, last.ended = newest_step(folder), now()
-    told = "its job was told to end before its time" if told_early else None
-    decision = decide(job.attempts, job.max_requeues, "it was cancelled" if job.cancelled else told)
+    early = "its job was cancelled before the end of its time" if told_early else None
+    decision = decide(job.attempts, job.max_requeues, "it was cancelled" if job.cancelled else early)
     last.outcome, last.reason = decision.outcome, decision.reason
     job.write(folder)
     return Ending(decision, last.code, cause)
 
 
-def start_again(folder: RunFolder) -> None:
-    """Have the scheduler start a run again; on Slurm this ends the job that asks for it."""
+def requeue_run(folder: RunFolder) -> None:
+    """Have the scheduler requeue a run; on Slurm this ends the job that calls it."""
     job = read_job(folder)
     last = job.attempts[-1]
     job.submitting = True
     job.write(folder)  # a new job waits until its id is known
     try:
-        job_id = scheduler_of(job.scheduler).start_again(last.id, folder.job_script)
+        job_id = scheduler_of(job.scheduler).requeue(last.id, folder.job_script)
     except LaunchError as error:
         job.submitting, last.outcome, last.reason = False, "failed", str(error)
         job.write(folder)
-        raise LaunchError(f"the run could not be started again: {error} Submit {folder.job_script} by hand.") from error
+        raise LaunchError(f"the run could not be requeued: {error} Submit {folder.job_script} by hand.") from error
     if job_id not in job.ids:
         job.ids.append(job_id)
         job.submitting = False
@@ -108,18 +108,18 @@ def start_again(folder: RunFolder) -> None:
 
 
 def ended_early(env: Mapping[str, str], now_seconds: float) -> bool:
-    """Whether a job that was told to end had time left: then somebody has cancelled it."""
+    """Return whether a job that got SIGTERM had time left: then a user has cancelled it."""
     ends = env.get("TUTTI_JOB_ENDS", "")
     return not ends.isdigit() or now_seconds < int(ends) - _MARGIN_SECONDS
 
 
 def notes_folder(folder: RunFolder) -> Path:
-    """Where ranks leave word of their failure for the end of the job script."""
+    """Return the folder where ranks note their failures for the end of the job script."""
     return folder.logs / "notes"
 
 
 def _read_settled(folder: RunFolder, job_id: str) -> JobRecord:
-    """The job's record once whoever submits it has noted its id: the job may be faster."""
+    """Read the job's record once its id was noted: the job may start before its submission returns."""
     deadline = time.monotonic() + _SUBMITTING_SECONDS
     while (job := read_job(folder)).submitting and job_id not in job.ids and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -137,7 +137,7 @@ def _why(code: int) -> str:
 
 
 def _describe_standstill(attempts: Sequence[Attempt]) -> str | None:
-    """Why another start would not come further than those before, or None where it may."""
+    """Return why another start would make no progress, or None where it may."""
     last = attempts[-1]
     if last.made_progress:
         return None
@@ -145,16 +145,10 @@ def _describe_standstill(attempts: Sequence[Attempt]) -> str | None:
         return f"{_why(last.code or 0)}, and there is no progress since the last start"
     if len(attempts) > 1 and attempts[-2].code == STOPPED and not attempts[-2].made_progress:
         return (
-            f"two starts in a row have ended before the run came past step {last.first_step:,}: the time limit is too "
+            f"two starts in a row have ended before the run passed step {last.first_step:,}: the time limit is too "
             "short to make a checkpoint. Submit with a longer --time, or a smaller checkpoint.every_steps"
         )
     return None
-
-
-def _first_cause(notes: Path) -> Failure | None:
-    """The failure that others followed from; clocks of hosts differ, so that what it is comes before when it was."""
-    found = read_notes(notes)
-    return min(found, key=lambda note: (note.consequence or note.exit_code == LOST, note.time), default=None)
 
 
 def _code_of(failure: Failure) -> int:

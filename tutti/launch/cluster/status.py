@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import FolderError
-from tutti.launch.cluster.schedulers import scheduler_of
-from tutti.launch.cluster.schedulers.commands import JobState
+from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import JobRecord, find_jobs, read_job
 from tutti.runs.metrics import parse_event, read_events
 from tutti.runs.record import now, read_record
 
 _POLL_SECONDS = 0.5
-_ASK_SECONDS = 5.0  # schedulers do not like to be asked more often
+_QUERY_SECONDS = 5.0  # between two queries of the scheduler
 _OUTCOMES = {"complete": "complete", "again": "waiting", "failed": "failed", "stopped": "cancelled"}
 
 
 @dataclass(frozen=True)
 class Status:
-    """A submitted run as people want to know it."""
+    """The status of a submitted run."""
 
     folder: RunFolder
     job: JobRecord
@@ -34,7 +33,7 @@ class Status:
 
     @property
     def state(self) -> str:
-        """The scheduler's word while it has one, then what the run has left."""
+        """Return the state that the scheduler reports while it knows the job, then what the run has recorded."""
         if self.known and not self.known.is_over:
             return self.known.state
         last = self.job.attempts[-1] if self.job.attempts else None
@@ -44,22 +43,22 @@ class Status:
             return "cancelled"
         if (read_record(self.folder.record) or {}).get("state") == "finished":
             return "complete"
-        return "ended without a word" if last else "unknown to its scheduler"
+        return "ended; no result was recorded" if last else "unknown to its scheduler"
 
 
 def look(folder: RunFolder) -> Status:
-    """Ask the scheduler, and read what the run has written."""
+    """Query the scheduler, and read what the run has written."""
     job = read_job(folder)
     record = read_record(folder.record) or {}
     last: dict[str, Any] = {}
     for event in read_events(folder.metrics):
         last = event
     total = (record.get("plan") or {}).get("total_steps")
-    return Status(folder, job, _ask(job), last.get("step", 0), total, last)
+    return Status(folder, job, _query(job), last.get("step", 0), total, last)
 
 
 def choose(folder: Path | None, out: Path) -> RunFolder:
-    """The folder that was named, or that of the newest submitted run."""
+    """Return the given run folder, or that of the newest submitted run."""
     if folder is not None:
         if not folder.is_dir():
             raise FolderError(f"{folder}: no such folder. Give a run folder that `tutti submit` has printed.")
@@ -73,9 +72,9 @@ def choose(folder: Path | None, out: Path) -> RunFolder:
 
 
 def cancel_job(folder: RunFolder) -> tuple[JobRecord, bool]:
-    """Ask the scheduler to end a run, gently the first time; whether there was anything to end."""
+    """Have the scheduler end a run, with time to save at the first call; return whether it still ran."""
     job = read_job(folder)
-    known = _ask(job)
+    known = _query(job)
     if known is None or known.is_over:
         return job, False
     at_once, job.cancelled = bool(job.cancelled), now()
@@ -85,7 +84,7 @@ def cancel_job(folder: RunFolder) -> tuple[JobRecord, bool]:
 
 
 def output_files(folder: RunFolder, rank: int | None) -> list[Path]:
-    """What a job has printed, or one of its ranks."""
+    """Return the files with the output of a job, or of one of its ranks."""
     if rank is not None:
         return [folder.log(rank)]
     job = read_job(folder)
@@ -93,9 +92,9 @@ def output_files(folder: RunFolder, rank: int | None) -> list[Path]:
 
 
 def follow_output(folder: RunFolder, rank: int | None) -> Iterator[str]:
-    """What is printed, as it comes, until the job has ended."""
+    """Yield the output as it is written, until the job has ended."""
     read: dict[Path, int] = {}
-    asked, over = 0.0, False
+    queried, over = 0.0, False
     while True:
         for path in output_files(folder, rank):
             text = _read_on(path, read)
@@ -103,19 +102,19 @@ def follow_output(folder: RunFolder, rank: int | None) -> Iterator[str]:
                 yield text
         if over:
             return
-        if time.monotonic() - asked >= _ASK_SECONDS:
-            asked, over = time.monotonic(), _is_over(folder)
-        if not over:  # otherwise once more, for what came last
+        if time.monotonic() - queried >= _QUERY_SECONDS:
+            queried, over = time.monotonic(), _is_over(folder)
+        if not over:  # otherwise once more, for the last lines
             time.sleep(_POLL_SECONDS)
 
 
 def _is_over(folder: RunFolder) -> bool:
     job = read_job(folder)
-    known = _ask(job)
+    known = _query(job)
     return known is None or known.is_over
 
 
-def _ask(job: JobRecord) -> JobState | None:
+def _query(job: JobRecord) -> JobState | None:
     return scheduler_of(job.scheduler).query(job.ids[-1]) if job.ids else None
 
 
@@ -135,7 +134,7 @@ _TAIL_BYTES = 65_536
 
 @dataclass(frozen=True)
 class Progress:
-    """What was there at some moment, to tell whether there is more."""
+    """The newest checkpoint and metrics at one moment, to find out later whether there are newer ones."""
 
     folder: RunFolder
     newest: str  # the durable checkpoint
@@ -146,11 +145,11 @@ class Progress:
         return cls(folder, _newest(folder.checkpoints / "latest"), _changed(folder.metrics))
 
     def has_saved(self) -> bool:
-        """Whether there is another checkpoint since."""
+        """Return whether the run has saved a checkpoint since."""
         return _newest(self.folder.checkpoints / "latest") != self.newest
 
     def has_trained(self) -> bool:
-        """Whether the run has told of a step after its checkpoint; what it tells before may be taken back."""
+        """Return whether the run has logged a step after its checkpoint; earlier steps may be repeated."""
         saved = int(match[1]) if (match := re.fullmatch(r"step-(\d{1,18})", self.newest)) else 0
         return _changed(self.folder.metrics) != self.changed and _last_step(self.folder.metrics) > saved
 
@@ -170,7 +169,7 @@ def _changed(path: Path) -> int:
 
 
 def _last_step(metrics: Path) -> int:
-    """Of the last event that can be read; a line may be half written."""
+    """Return the step of the last complete event; the last line may be half written."""
     with contextlib.suppress(OSError), metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")):

@@ -1,7 +1,9 @@
-"""A recipe handed to a scheduler: everything is checked first, and a refusal leaves nothing behind."""
+"""The job script of a run, and its submission: everything is checked first, and a refusal leaves nothing behind."""
 
 import os
+import shlex
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,13 +12,180 @@ from tutti.config.plan import make_plan
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import LaunchError
-from tutti.launch.cluster.job_script import Job, render
-from tutti.launch.cluster.resources import Resources, Wishes, settle
-from tutti.launch.cluster.schedulers import scheduler_of
-from tutti.launch.cluster.schedulers.commands import require
-from tutti.launch.cluster.site import Site, load_site
+from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, settle
+from tutti.launch.cluster.schedulers import require, scheduler_of
 from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
 from tutti.runs.jobs import JobRecord, read_job
+
+# A rank that ends must not end the others: their exit codes and notes show the first cause. Those that have not ended
+# by themselves after this time are ended.
+_GRACE_SECONDS = 60
+
+
+def launcher_command(site: Site, resources: Resources, variables: Iterable[str]) -> str:
+    """Return the launcher that stands before the command of a rank; the rank needs these variables."""
+    return " ".join(LAUNCHERS[site.launcher](site, resources, variables))
+
+
+def _srun(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
+    """Slurm's own; since 22.05 a step does not take over the cores of a task from the job."""
+    words = ["srun", f"--nodes={resources.nodes}", f"--ntasks={resources.ranks}"]
+    if resources.equal:
+        words += [f"--ntasks-per-node={resources.ranks_per_node}"]
+    if resources.cores_per_rank:
+        words += [f"--cpus-per-task={resources.cores_per_rank * site.threads_per_core}"]
+    if site.binding:
+        words += [f"--cpu-bind={site.binding}"]
+    if resources.gpus_per_node:
+        words += [f"--gpus-per-node={resources.gpus_per_node}", "--gpu-bind=none"]  # a rank sees all and takes its own
+    return [*words, "--kill-on-bad-exit=0", f"--wait={_GRACE_SECONDS}"]
+
+
+def _mpich(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
+    """MPICH's Hydra and Intel MPI, which read the nodes of a PBS job from its file."""
+    words = ["mpiexec", "-f", '"$PBS_NODEFILE"', "-n", str(resources.ranks), "-ppn", str(resources.ranks_per_node)]
+    return words + _bound(site, "-bind-to", f"core:{resources.cores_per_rank or 1}")
+
+
+def _pals(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
+    """Cray's PALS: `depth` gives each rank that many cores side by side."""
+    words = ["mpiexec", "-n", str(resources.ranks), "-ppn", str(resources.ranks_per_node)]
+    words += ["--depth", str(resources.cores_per_rank)] if resources.cores_per_rank else []
+    return words + _bound(site, "--cpu-bind", "depth")
+
+
+def _open_mpi(site: Site, resources: Resources, variables: Iterable[str]) -> list[str]:
+    """Open MPI's mpirun, which knows the nodes of the allocation, and passes on only the variables that are named."""
+    cores = f":pe={resources.cores_per_rank}" if resources.cores_per_rank and site.binding == "cores" else ""
+    words = ["mpirun", "-np", str(resources.ranks), "--map-by", f"ppr:{resources.ranks_per_node}:node{cores}"]
+    return words + _bound(site, "--bind-to", "core") + [word for name in variables for word in ("-x", name)]
+
+
+def _aprun(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
+    """ALPS of older Crays."""
+    words = ["aprun", "-n", str(resources.ranks), "-N", str(resources.ranks_per_node)]
+    if resources.cores_per_rank:
+        words += ["-d", str(resources.cores_per_rank), "-j", str(site.threads_per_core)]
+    return words + _bound(site, "-cc", "depth")
+
+
+def _bound(site: Site, option: str, to_cores: str) -> list[str]:
+    """A launcher's option for the site's binding; where that is open, the launcher does as it does."""
+    return [option, to_cores if site.binding == "cores" else "none"] if site.binding else []
+
+
+LAUNCHERS: dict[str, Callable[[Site, Resources, Iterable[str]], list[str]]] = {
+    "srun": _srun,
+    "mpich": _mpich,
+    "pals": _pals,
+    "open_mpi": _open_mpi,
+    "aprun": _aprun,
+}
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """The content of a job script."""
+
+    recipe: str
+    site: Site
+    resources: Resources
+    folder: Path  # of the run, absolute
+    working_folder: Path  # relative paths of the recipe start here
+    python: str  # the Python that submits
+    python_path: str | None = None
+    preflight: bool = False
+
+
+def render(job: JobScript) -> str:
+    """Return the text of the script."""
+    parts = (_head, _place, _software, _environment, _command, _begin, _launch, _end)
+    return "\n\n".join(text for part in parts if (text := "\n".join(part(job)))) + "\n"
+
+
+def _head(job: JobScript) -> Iterator[str]:
+    scheduler = scheduler_of(job.site.scheduler)
+    yield "#!/bin/bash"
+    yield f"# {job.recipe} on {job.resources.describe()}, written by `tutti submit --on {job.site.name}`."
+    told = scheduler.values(job.site, job.resources, job.folder / "logs")
+    for word, template in (scheduler.DIRECTIVES | job.site.directives).items():
+        if (value := told.get(word)) is not None:
+            yield f"{scheduler.PREFIX} {template.format(value)}"
+    for directive in job.resources.directives:
+        yield f"{scheduler.PREFIX} {directive}"
+
+
+def _place(job: JobScript) -> Iterator[str]:
+    scheduler = scheduler_of(job.site.scheduler)
+    yield "# The run, and where relative paths of its recipe start."
+    yield f"FOLDER={shlex.quote(str(job.folder))}"
+    yield f"cd {shlex.quote(str(job.working_folder))} || exit"
+    if scheduler.NAME != "slurm":
+        yield "# The scheduler writes its output at the end of the job; this file can be followed before."
+        yield f'exec >>"$FOLDER/logs/job-${scheduler.JOB_ID}.out" 2>&1'
+
+
+def _software(job: JobScript) -> Iterator[str]:
+    site = job.site
+    yield "# The software."
+    yield from (f"module use {shlex.quote(path)}" for path in site.module_paths)
+    yield from (f"module load {shlex.quote(name)}" for name in site.modules)
+    yield from site.activate.splitlines()
+    yield "set -u  # not earlier: modules and environments use unset variables"
+    if site.container is None:
+        yield f"PYTHON={shlex.quote(site.python or job.python)}"
+    else:
+        yield f"PYTHON={shlex.quote(job.python)}"
+        yield f"RANK_PYTHON={shlex.quote(site.python or 'python')}  # inside the container"
+
+
+def _environment(job: JobScript) -> Iterator[str]:
+    yield "# The environment of the ranks; the first variable is the end of the allocation."
+    yield from scheduler_of(job.site.scheduler).end_time(job.resources.seconds)
+    for name, value in _variables(job).items():
+        yield f"export {name}={value}"
+
+
+def _command(job: JobScript) -> Iterator[str]:
+    yield "# How a command of tutti is started on every rank."
+    if job.site.launcher == "srun" and not job.resources.equal:
+        yield "unset SLURM_NTASKS_PER_NODE  # the most on a node: srun would take it for the number on each"
+    line = launcher_command(job.site, job.resources, _variables(job))
+    python = f'{job.site.container} "$RANK_PYTHON"' if job.site.container else '"$PYTHON"'
+    yield f"ranks=(\n  {line}\n  {python} -m tutti\n)"
+
+
+def _begin(job: JobScript) -> Iterator[str]:
+    yield "# Has the run been started too often, or been cancelled? Then the job ends here."
+    yield f'"$PYTHON" -m tutti requeue "$FOLDER" --begin "${scheduler_of(job.site.scheduler).JOB_ID}" || exit'
+
+
+def _launch(job: JobScript) -> Iterator[str]:
+    yield "# The shell survives these signals, and notes a SIGTERM; the ranks save and end."
+    yield "told="
+    yield "trap 'told=yes' TERM"
+    yield "trap : USR1"
+    yield "# Training resumes from the newest checkpoint, or begins where there is none."
+    yield '"${ranks[@]}" train "$FOLDER"' + (" --preflight" if job.preflight else "")
+    yield "code=$?"
+
+
+def _end(job: JobScript) -> Iterator[str]:
+    yield "# By the exit code, the run is complete, is requeued, or has failed."
+    yield '"$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}'
+
+
+def _variables(job: JobScript) -> dict[str, str]:
+    """Return the environment of the ranks, quoted for the shell."""
+    site = job.site
+    variables = {"TUTTI_JOB_ENDS": '"$ends"', "TUTTI_FAILURE_NOTES": '"$FOLDER/logs/notes"'}
+    if job.python_path:
+        variables["PYTHONPATH"] = shlex.quote(job.python_path)
+    if job.resources.cores_per_rank:
+        variables["OMP_NUM_THREADS"] = str(job.resources.cores_per_rank)
+    if site.interface:
+        variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
+    return variables | {name: shlex.quote(value) for name, value in site.environment.items()}
 
 
 @dataclass(frozen=True)
@@ -31,8 +200,8 @@ class Submission:
     preflight: bool
 
     def script(self, folder: Path) -> str:
-        """The job script for a run folder."""
-        job = Job(
+        """Return the job script for a run folder."""
+        job = JobScript(
             recipe=self.config.recipe,
             site=self.site,
             resources=self.resources,
@@ -45,7 +214,7 @@ class Submission:
         return render(job)
 
     def planned_folder(self) -> Path:
-        """Where the run folder will be, but for its date."""
+        """Return the path of the future run folder, with a placeholder for its date."""
         return Path(self.config.out) / self.config.recipe / f"DATE_TIME_n{self.resources.ranks}"
 
 
@@ -64,8 +233,8 @@ def prepare(
     return Submission(recipe, config, site, resources, max_requeues, preflight)
 
 
-def hand_in(submission: Submission) -> tuple[RunFolder, str]:
-    """Make the run folder with its script and submit it; the folder and the job's id."""
+def submit_run(submission: Submission) -> tuple[RunFolder, str]:
+    """Make the run folder with its script and submit it; return the folder and the id of the job."""
     site, config = submission.site, submission.config
     require_scheduler(site)
     check_writable(config.out)
@@ -101,7 +270,7 @@ def write_job(submission: Submission, folder: RunFolder) -> None:
 
 
 def submit_job(folder: RunFolder, after: str | None = None) -> str:
-    """Submit the job of a run folder, to start when another one has ended; its id."""
+    """Submit the job of a run folder, to start when another one has ended; return its id."""
     job = read_job(folder)
     job.submitting = True
     job.write(folder)  # before the job can start and look for it

@@ -1,8 +1,7 @@
-"""torchrun's agent keeps the ranks of one host through one round of an elastic job.
+"""torchrun's agent supervises the ranks of one host in one round of an elastic job.
 
-Which ranks a round has is decided by the first launcher of the job, so that in the place of torchrun's own rendezvous
-there is one that hands over what was decided. Every round has a store of its own in that launcher, so that any rank may
-die.
+The first launcher of the job decides which ranks a round has, so that torchrun's own rendezvous is replaced by one that
+returns this decision. Every round has a store of its own in that launcher, so that any rank may fail.
 """
 
 import logging
@@ -12,10 +11,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
@@ -29,53 +27,30 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from tutti.launch.supervisor import send_signal
+from tutti.launch.elastic.messages import RankEnd, RoundShare
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_notes
+from tutti.ranks.process import send_signal
 
 _STORE_SECONDS = 60.0
-_EXIT_SECONDS = 60.0  # how long hosts wait for each other when their ranks are done
+_EXIT_SECONDS = 60.0  # for which hosts wait for each other when their ranks have ended
 _POLL_SECONDS = 0.1
-_SOON_SECONDS = 5  # the agent itself kills ranks that do not heed it, later than this after the first failure
+_SOON_SECONDS = 5  # the agent kills ranks that ignore SIGTERM later than this after the first failure
 
-logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what happened is told once, at the end
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one host does in a round."""
-
-    round: int
-    ranks: int  # on this host
-    host: int  # its place among the hosts of the round
-    hosts: int
-    port: int  # of the round's store in the first launcher
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a rank that did not complete its work has ended."""
-
-    failure: Failure
-    killed: bool  # by a signal that was not the agent's
-
-    def as_content(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_content(cls, content: dict[str, Any]) -> "Ended":
-        return cls(Failure(**content["failure"]), content["killed"])
+logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the first launcher reports failures once
 
 
 class Agent:
-    """The ranks of this host in one round; they run in a thread of their own."""
+    """The ranks of this host in one round, supervised in a thread."""
 
-    def __init__(self, share: Share, address: str, arguments: list[str], at_end: Callable[[list[Ended]], None]) -> None:
-        self._meeting = _Meeting(share, address, self._stop_if_asked)
+    def __init__(
+        self, share: RoundShare, address: str, arguments: list[str], at_end: Callable[[list[RankEnd]], None]
+    ) -> None:
+        self._rendezvous = _DecidedRendezvous(share, address, self._terminate_if_asked)
         self._arguments = arguments
         self._share = share
         self._at_end = at_end
         self._asked = threading.Event()
-        self._told = self._kills = False
+        self._terminated = self._killed = False
         self._agent: LocalElasticAgent | None = None
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._thread.start()
@@ -87,7 +62,7 @@ class Agent:
     def kill(self) -> None:
         """End the ranks at once."""
         self._asked.set()
-        self._kills = True
+        self._killed = True
         self._signal(signal.SIGKILL)
 
     def wait(self, seconds: float | None = None) -> None:
@@ -95,14 +70,14 @@ class Agent:
 
     def _run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="tutti-agent-") as notes:
-            self._at_end(self._keep_ranks(Path(notes)))
+            self._at_end(self._supervise(Path(notes)))
 
-    def _keep_ranks(self, notes: Path) -> list[Ended]:
+    def _supervise(self, notes: Path) -> list[RankEnd]:
         os.environ[NOTES_VARIABLE] = str(notes)
         spec = WorkerSpec(
             role="rank",
             local_world_size=self._share.ranks,
-            rdzv_handler=self._meeting,
+            rdzv_handler=self._rendezvous,
             entrypoint=sys.executable,
             args=("-u", *self._arguments),
             max_restarts=0,
@@ -112,17 +87,17 @@ class Agent:
         self._agent = agent = LocalElasticAgent(spec, logs, exit_barrier_timeout=_EXIT_SECONDS)
         try:
             result: RunResult | None = agent.run()  # pyright: ignore[reportAssignmentType]
-        except Exception as error:  # the first launcher is gone, and its store with it
+        except Exception as error:  # the first launcher has ended, and its store with it
             return [
-                Ended(replace(from_exit_code(0, 1), text=f"{type(error).__name__}: {error}", consequence=True), False)
+                RankEnd(replace(from_exit_code(0, 1), text=f"{type(error).__name__}: {error}", consequence=True), False)
             ]
         finally:
-            self._agent = None  # the numbers of its processes may be given to others
-        return _explain(result.failures if result else {}, read_notes(notes), self._kills)
+            self._agent = None  # the ids of its processes may be reused
+        return _explain(result.failures if result else {}, read_notes(notes), self._killed)
 
-    def _stop_if_asked(self) -> None:
-        if self._asked.is_set() and not self._told:
-            self._told = True
+    def _terminate_if_asked(self) -> None:
+        if self._asked.is_set() and not self._terminated:
+            self._terminated = True
             self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -131,31 +106,31 @@ class Agent:
         send_signal((rank.id for rank in ranks if rank.id is not None), number)
 
 
-def _explain(failures: dict[int, ProcessFailure], notes: list[Failure], ours: bool) -> list[Ended]:
-    """What is known of each rank that failed: what it has left word of, otherwise its exit code."""
+def _explain(failures: dict[int, ProcessFailure], notes: list[Failure], killed_by_us: bool) -> list[RankEnd]:
+    """Describe each rank that failed: by its note, otherwise by its exit code."""
     noted = {note.rank: note for note in notes}
     first = min((failure.timestamp for failure in failures.values()), default=0)
-    ended = [Ended(note, False) for note in notes]
+    ended = [RankEnd(note, False) for note in notes]
     for rank, failure in failures.items():
         if rank not in noted:
-            soon = failure.timestamp - first < _SOON_SECONDS and not ours
+            soon = failure.timestamp - first < _SOON_SECONDS and not killed_by_us
             killed = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and soon
             of_signal = failure.exitcode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-            told = from_exit_code(rank, failure.exitcode)
+            found = from_exit_code(rank, failure.exitcode)
             ended.append(
-                Ended(replace(told, consequence=told.consequence or of_signal or not (soon or killed)), killed)
+                RankEnd(replace(found, consequence=found.consequence or of_signal or not (soon or killed)), killed)
             )
     return ended
 
 
-class _Meeting(RendezvousHandler):
-    """Hands the agent its part in a round that is already decided."""
+class _DecidedRendezvous(RendezvousHandler):
+    """Returns the agent's part in a round that is already decided."""
 
-    def __init__(self, share: Share, address: str, at_poll: Callable[[], None]) -> None:
+    def __init__(self, share: RoundShare, address: str, at_poll: Callable[[], None]) -> None:
         self._share = share
         self._address = address
         self._at_poll = at_poll
-        self._met = False
+        self._started = False
 
     @property
     def use_agent_store(self) -> bool:
@@ -168,16 +143,16 @@ class _Meeting(RendezvousHandler):
         return f"round-{self._share.round}"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._met:
+        if self._started:
             raise RendezvousGracefulExitError("a round has one start")
-        self._met = True
+        self._started = True
         where = RendezvousStoreInfo(self._address, self._share.port)
         seconds = timedelta(seconds=_STORE_SECONDS)
         store = TCPStore(self._address, self._share.port, is_master=False, timeout=seconds, wait_for_workers=False)
         return RendezvousInfo(PrefixStore("agents", store), self._share.host, self._share.hosts, where)
 
     def num_nodes_waiting(self) -> int:
-        """Asked at every look at the ranks; new hosts wait for the next round."""
+        """Return 0: new hosts wait for the next round. The agent calls this whenever it polls the ranks."""
         self._at_poll()
         return 0
 

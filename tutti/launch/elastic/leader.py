@@ -1,44 +1,45 @@
-"""The first launcher of an elastic job: hosts come and go, ranks are lost, and training goes on in rounds.
+"""The first launcher of an elastic job: hosts join and leave, ranks are lost, and training continues in rounds.
 
 In a round all ranks train together. It ends when a rank is lost, when the ranks have saved because more of them could
-take part, or when training is complete. The next round goes on from the newest checkpoint.
+take part, or when training is complete. The next round resumes from the newest checkpoint.
 """
 
 import platform
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
-from tutti.launch.elastic.messages import Connection, Event, MessageServer
+from tutti.launch.elastic.messages import Connection, Event, MessageServer, RankEnd, RoundShare
 from tutti.launch.elastic.slots import CoolDown, RankLimits, Round, Rounds, SlotPool
 from tutti.ranks.failures import Failure, first_cause
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
+from tutti.runs.files import to_dataclass
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import read_state
 
 _TICK_SECONDS = 0.2
-_LAST_CALL_SECONDS = 10.0  # for hosts that were started together with this one
-_PATIENCE_SECONDS = 3.0  # before the screen says that there are too few
-_SETTLE_SECONDS = 1.0  # hosts that come one after the other are taken in together
-_BROKEN_SECONDS = 5.0  # what ranks may take to end by themselves when others are lost
+_FIRST_HOSTS_SECONDS = 10.0  # for hosts that were started together with this one
+_REPORT_SECONDS = 3.0  # before the screen shows that there are too few ranks
+_SETTLE_SECONDS = 1.0  # in which hosts that join one after the other are collected
+_BROKEN_SECONDS = 5.0  # in which ranks end by themselves when others are lost
 _KILL_SECONDS = 10.0  # a rank that waits for one on a host that has lost its network does not notice
 _LOSSES_ALLOWED = 5  # of the ranks of one host
-_TRIES = 3  # rounds in a row that may end by a loss without a new checkpoint
+_MAX_FUTILE_ROUNDS = 3  # rounds in a row that may end by a loss without a new checkpoint
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What was asked of an elastic job."""
+class ElasticTerms:
+    """The options of an elastic job."""
 
     min_ranks: int
     max_ranks: int
     parts: int  # into which a global batch can be divided
     wait_seconds: float = 300.0  # with too few ranks
-    pause_seconds: float = 10.0  # before a rank that was lost is started again
+    pause_seconds: float = 10.0  # before the slot of a lost rank is used again
     first_hosts: int = 1  # started together
 
 
@@ -76,46 +77,51 @@ class _Current:
     store: Any  # of its ranks; it ends with the last reference
     before: Progress
     running: set[int]  # hosts whose ranks have not ended
-    ended: list[tuple[int, Any]] = field(default_factory=list)  # ranks that did not complete, with their hosts
+    ended: list[tuple[int, RankEnd]] = field(default_factory=list)  # ranks that did not complete, with their hosts
     lost: list[str] = field(default_factory=list)  # ranks that are gone with their host
     is_stopping: bool = False
     broken_since: float | None = None
 
-    def breaks(self) -> None:
+    def note_loss(self) -> None:
         self.broken_since = self.broken_since or time.monotonic()
 
 
-class Lead:
+class Leader:
     """Decides what all hosts do; `run` returns when the job is over."""
 
     def __init__(
-        self, terms: Terms, folder: RunFolder, arguments: list[str], server: HostServer, say: Callable[[str], None]
+        self,
+        terms: ElasticTerms,
+        folder: RunFolder,
+        arguments: list[str],
+        server: HostServer,
+        report: Callable[[str], None],
     ) -> None:
         self._terms = terms
         self._folder = folder
         self._arguments = arguments
         self._server = server
-        self._say = say
+        self._report = report
         limits = RankLimits(terms.min_ranks, terms.max_ranks, terms.parts)
         self._pool = SlotPool[int](CoolDown(terms.pause_seconds, failures_allowed=_LOSSES_ALLOWED))
         self._rounds = Rounds(limits, self._pool)
         self._current: _Current | None = None
-        self._news: list[str] = []  # since the last round began
+        self._changes: list[str] = []  # since the last round began
         self._leaving: set[int] = set()
         self._signal: signal.Signals | None = None
         self._short_since: float | None = None
-        self._short_told = False
-        self._fruitless = 0
+        self._short_reported = False
+        self._futile_rounds = 0
         self._start = self._last_join = time.monotonic()
         self._over = False
         self._failure: Failure | None = None
 
     def stop(self, number: int, _: object = None) -> None:
-        """Have all ranks save and the job end; asked twice, end it at once. Serves as a signal handler."""
+        """Have all ranks save and the job end; the second call ends it at once. A signal handler."""
         self._server.put("signal", number=number)
 
     def run(self) -> Failure | None:
-        """The whole job; why it ended before it was complete."""
+        """Lead the job to its end; return why it ended before it was complete."""
         while not self._over:
             if event := self._server.next(_TICK_SECONDS):
                 host, message = event
@@ -123,7 +129,7 @@ class Lead:
             self._act(time.monotonic())
         return self._failure
 
-    # What hosts say.
+    # Messages of hosts.
 
     def _on_join(self, host: int, slots: int, order: int) -> None:
         self._pool.add(host, self._server.names[host], slots, order)
@@ -131,22 +137,20 @@ class Lead:
         environment = {FOLDER_VARIABLE: str(self._folder.path.resolve()), LINE_VARIABLE: launch_line()}
         self._server.send([host], "welcome", arguments=self._arguments, environment=environment)
         if self._rounds.count:
-            self._news.append(f"host {self._server.names[host]} has come")
+            self._changes.append(f"host {self._server.names[host]} has joined")
 
     def _on_ended(self, host: int, round: int, ranks: list[dict[str, Any]]) -> None:
-        from tutti.launch.elastic.agent import Ended
-
         current = self._current
         if current and round == current.round.number and host in current.running:
             current.running.remove(host)
-            current.ended += [(host, Ended.from_content(rank)) for rank in ranks]
+            current.ended += [(host, to_dataclass(rank, RankEnd)) for rank in ranks]
             if ranks:
-                current.breaks()
+                current.note_loss()
 
     def _on_leave(self, host: int) -> None:
         if host not in self._leaving:
             self._leaving.add(host)
-            self._news.append(f"host {self._server.names[host]} has left")
+            self._changes.append(f"host {self._server.names[host]} has left")
             self._pool.remove(host)
 
     def _on_gone(self, host: int) -> None:
@@ -156,17 +160,17 @@ class Lead:
         if current and host in current.running:
             current.running.remove(host)
             ranks = ", ".join(map(str, current.round.ranks_of(host)))
-            current.lost.append(f"{ranks} on host {self._server.names[host]}, which is gone")
-            current.breaks()
+            current.lost.append(f"{ranks} on host {self._server.names[host]}, which was lost")
+            current.note_loss()
 
     def _on_signal(self, _: int, number: int) -> None:
         if self._current and self._signal:
             self._server.send(self._current.running, "kill")
         elif self._current:
-            self._say("stopping: the ranks save first; a second signal ends them at once")
+            self._report("stopping: the ranks save first; a second signal ends them at once")
         self._signal = self._signal or signal.Signals(number)
 
-    # What is done about it.
+    # Decisions.
 
     def _act(self, now: float) -> None:
         current = self._current
@@ -196,87 +200,88 @@ class Lead:
         return grows and current.before.has_trained()
 
     def _begin_or_wait(self, now: float) -> None:
-        everybody = len(self._pool.hosts) >= self._terms.first_hosts or now - self._start > _LAST_CALL_SECONDS
-        new = self._rounds.next_round(now) if everybody or self._rounds.count else None
+        complete = len(self._pool.hosts) >= self._terms.first_hosts or now - self._start > _FIRST_HOSTS_SECONDS
+        new = self._rounds.next_round(now) if complete or self._rounds.count else None
         if new:
             self._begin(new)
             return
         self._short_since = self._short_since or now
         seconds = now - self._short_since
-        if not self._short_told and (self._rounds.count or seconds > _PATIENCE_SECONDS):
-            self._short_told = True
-            self._say(f"{self._shortage(now)}: waiting {self._terms.wait_seconds:g} s for more")
+        if not self._short_reported and (self._rounds.count or seconds > _REPORT_SECONDS):
+            self._short_reported = True
+            self._report(f"{self._shortage(now)}: waiting {self._terms.wait_seconds:g} s for more")
         if seconds > self._terms.wait_seconds:
-            text = f"{self._shortage(now)}, for {self._terms.wait_seconds:g} s. Go on later with: {self._again()}"
-            self._end(self._own_failure(text, RankLost.exit_code))
+            waited = f"{self._shortage(now)}, for {self._terms.wait_seconds:g} s."
+            failure = self._own_failure(f"{waited} Resume later with: {self._resume_command()}", RankLost.exit_code)
+            self._end(failure)
 
     def _begin(self, new: Round) -> None:
         from torch.distributed import TCPStore
 
         waiting = {0: "", 1: ", 1 more waits as a spare"}.get(new.spares, f", {new.spares} more wait as spares")
-        told = f" ({'; '.join(self._news)})" if self._news else ""
+        reasons = f" ({'; '.join(self._changes)})" if self._changes else ""
         if new.number > 1 or waiting:
-            self._say(f"now on {_ranks(new.world_size)}{waiting}{told}")
-        self._news, self._short_since, self._short_told = [], None, False
+            self._report(f"now on {_ranks(new.world_size)}{waiting}{reasons}")
+        self._changes, self._short_since, self._short_reported = [], None, False
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
-        for place, (host, ranks) in enumerate(new.shares.items()):
-            share = {"round": new.number, "ranks": ranks, "host": place, "hosts": len(new.shares), "port": store.port}
-            self._server.send([host], "round", share=share)
+        for index, (host, ranks) in enumerate(new.shares.items()):
+            share = RoundShare(new.number, ranks, index, len(new.shares), store.port)
+            self._server.send([host], "round", share=asdict(share))
 
     def _conclude(self, current: _Current, now: float) -> None:
-        """All ranks of a round have ended: is that the end, or does a next round follow?"""
+        """End the job, or let another round follow, when all ranks of a round have ended."""
         self._current = None
         killed = [(host, ended.failure) for host, ended in current.ended if ended.killed]
-        cause = first_cause([ended.failure for _, ended in current.ended]) if current.ended else None
+        cause = first_cause([ended.failure for _, ended in current.ended])
         has_stopped = cause is not None and cause.exit_code == Interrupted.exit_code
         if read_state(self._folder) == "finished":
             self._end(None)
         elif self._signal:
             self._end(cause if has_stopped else self._unsaved(self._signal))
         elif killed or current.lost:
-            self._rest(current, killed, now)
+            self._cool_down(current, killed, now)
         elif cause and not cause.consequence and not (current.is_stopping and has_stopped):
             self._end(cause)
         elif not current.is_stopping:
             text = cause.text.split("\n")[0] if cause else "all ranks ended before the run was complete"
             self._count_loss(current, text)
 
-    def _rest(self, current: _Current, killed: list[tuple[int, Failure]], now: float) -> None:
-        """Places of ranks that were lost rest before they are used again."""
+    def _cool_down(self, current: _Current, killed: list[tuple[int, Failure]], now: float) -> None:
+        """Leave the slots of ranks that were lost unused for a while."""
         lost = list(current.lost)
         for host, failure in killed:
             given_up = ""
             if host in self._pool.hosts and not self._rounds.lose(host, now):
-                given_up = ", too often to start it again"
+                given_up = ", too often to be restarted"
             lost.append(f"{failure.rank} on host {failure.host}, {failure.text}{given_up}")
         self._count_loss(current, f"{'ranks' if len(lost) > 1 else 'rank'} lost: {'; '.join(lost)}")
 
     def _count_loss(self, current: _Current, text: str) -> None:
-        """A run that loses ranks again and again without getting on is not started for ever."""
-        self._news.append(text)
-        self._fruitless = 0 if current.before.has_saved() else self._fruitless + 1
-        if self._fruitless >= _TRIES:
-            text = f"{_TRIES} rounds in a row have ended without a new checkpoint, the last one by this: {text}"
-            self._end(self._own_failure(text, RankLost.exit_code))
+        """End a job that loses ranks again and again without a new checkpoint."""
+        self._changes.append(text)
+        self._futile_rounds = 0 if current.before.has_saved() else self._futile_rounds + 1
+        if self._futile_rounds >= _MAX_FUTILE_ROUNDS:
+            ended = f"{_MAX_FUTILE_ROUNDS} rounds in a row have ended without a new checkpoint"
+            self._end(self._own_failure(f"{ended}, the last one by this: {text}", RankLost.exit_code))
 
     def _end(self, failure: Failure | None) -> None:
         self._over, self._failure = True, failure
         code, text = (failure.exit_code, failure.text) if failure else (0, "")
         self._server.send_all("end", code=code, text=text)
 
-    # What is said about it.
+    # Texts.
 
     def _shortage(self, now: float) -> str:
-        present, lost = self._rounds.present(now), f" ({'; '.join(self._news)})" if self._news else ""
+        present, lost = self._rounds.present(now), f" ({'; '.join(self._changes)})" if self._changes else ""
         usable = "" if present < self._terms.min_ranks else ", over which the global batch does not split"
         return f"{_ranks(present)} here{usable}, at least {self._terms.min_ranks} needed{lost}"
 
     def _unsaved(self, number: signal.Signals) -> Failure:
-        text = f"stopped on {number.name} before anything more was saved. Go on with: {self._again()}"
+        text = f"stopped on {number.name} before anything more was saved. Resume with: {self._resume_command()}"
         return self._own_failure(text, Interrupted.exit_code)
 
-    def _again(self) -> str:
+    def _resume_command(self) -> str:
         least, most = self._terms.min_ranks, self._terms.max_ranks
         return f"tutti train {self._folder.path} --min-ranks {least} --max-ranks {most}"
 

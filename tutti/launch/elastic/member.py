@@ -1,4 +1,4 @@
-"""A host in an elastic job: it offers places for ranks, and does in every round what the first launcher says."""
+"""A host in an elastic job: it offers slots for ranks, and starts the ranks that the first launcher decides on."""
 
 import os
 import platform
@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import LaunchError, RankLost
-from tutti.launch.elastic.messages import Connection, connect
+from tutti.launch.elastic.messages import Connection, RankEnd, RoundShare, connect
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.process import FOLDER_VARIABLE
+from tutti.runs.files import to_dataclass
 
 _KILLED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Offer:
-    """With what a host joins a job."""
+    """What a host offers when it joins a job."""
 
     slots: int
     recipe: str
@@ -27,7 +28,7 @@ class Offer:
 
 
 class Member:
-    """This host's part of the conversation with the first launcher."""
+    """This host's connection to the first launcher, and its ranks."""
 
     def __init__(self, connection: Connection, address: str, threads: int | None = None) -> None:
         self._connection = connection
@@ -39,11 +40,11 @@ class Member:
         self._arguments: list[str] = []
 
     def leave(self) -> None:
-        """Have the job save and go on without this host; may be called in a signal handler."""
+        """Have the job save and continue without this host; may be called in a signal handler."""
         self._inbox.put({"kind": "leave"})
 
     def run(self, offer: Offer) -> tuple[int, str]:
-        """Take part until the job ends; its exit code, and what there is to say."""
+        """Take part until the job ends; return its exit code and message."""
         threading.Thread(target=self._read, name="member", daemon=True).start()
         self._connection.send("join", host=platform.node(), **asdict(offer))
         while True:
@@ -66,11 +67,14 @@ class Member:
                 case {"kind": "leave"}:
                     self._connection.send("leave")
                 case {"kind": "end", "code": code, "text": text}:
-                    self._abandon()
+                    self._end_ranks()
                     return code, text
                 case {"kind": "gone"}:
-                    self._abandon()
-                    return RankLost.exit_code, f"the first launcher of this job, at {self._address}, is gone."
+                    self._end_ranks()
+                    return (
+                        RankLost.exit_code,
+                        f"the first launcher of this job, at {self._address}, was lost.",
+                    )
 
     def _read(self) -> None:
         for message in self._connection.messages():
@@ -78,24 +82,24 @@ class Member:
         self._inbox.put({"kind": "gone"})
 
     def _begin(self, share: dict[str, Any]) -> None:
-        from tutti.launch.elastic.agent import Agent, Ended, Share
+        from tutti.launch.elastic.agent import Agent
 
-        def report(ended: list[Ended]) -> None:
-            self._connection.send("ended", round=share["round"], ranks=[rank.as_content() for rank in ended])
+        def report(ended: list[RankEnd]) -> None:
+            self._connection.send("ended", round=share["round"], ranks=[asdict(rank) for rank in ended])
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(share["ranks"], self._environment, self._threads))
-        self._agent = Agent(Share(**share), self._address, self._arguments, report)
+        self._agent = Agent(to_dataclass(share, RoundShare), self._address, self._arguments, report)
 
-    def _abandon(self) -> None:
-        """Leave no rank behind."""
+    def _end_ranks(self) -> None:
+        """End the ranks of this host."""
         if self._agent:
             self._agent.kill()
             self._agent.wait(_KILLED_SECONDS)
         self._connection.close()
 
 
-def reach(address: str, port: int) -> Connection:
-    """A connection to the first launcher of a job."""
+def connect_to_leader(address: str, port: int) -> Connection:
+    """Connect to the first launcher of a job."""
     try:
         return connect(address, port)
     except OSError as error:

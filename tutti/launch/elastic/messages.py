@@ -6,11 +6,34 @@ import queue
 import socket
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from tutti.ranks.failures import Failure
 
 _CONNECT_SECONDS = 10.0
 # A host that has lost its power or its network is noticed after 4 + 3 x 2 seconds without an answer.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+
+
+@dataclass(frozen=True)
+class RoundShare:
+    """The part of one host in a round: how many ranks it starts, and where they meet."""
+
+    round: int
+    ranks: int  # on this host
+    host: int  # its index among the hosts of the round
+    hosts: int
+    port: int  # of the round's store in the first launcher
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank that did not complete its work has ended."""
+
+    failure: Failure
+    killed: bool  # by a signal that was not the agent's
+
 
 Event = tuple[int, dict[str, Any]]  # the number of a peer, and its message
 

@@ -20,11 +20,11 @@ FOLDER=/scratch/me/runs/mnist/large_batch/2026-11-15_101500
 cd '/scratch/me/my project' || exit
 
 # The software.
-set -u  # not earlier: modules and environments use variables that are not set
+set -u  # not earlier: modules and environments use unset variables
 PYTHON=/home/me/venv/bin/python
 RANK_PYTHON=python  # inside the container
 
-# What the ranks find in their environment, first of all when the allocation ends.
+# The environment of the ranks; the first variable is the end of the allocation.
 ends=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
 ends=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || ends=$(($(date +%s) + 1800))
 export TUTTI_JOB_ENDS="$ends"
@@ -42,13 +42,13 @@ ranks=(
 # Has the run been started too often, or been cancelled? Then the job ends here.
 "$PYTHON" -m tutti requeue "$FOLDER" --begin "$SLURM_JOB_ID" || exit
 
-# The shell outlives these signals, and remembers that it was told to end; the ranks save and end.
+# The shell survives these signals, and notes a SIGTERM; the ranks save and end.
 told=
 trap 'told=yes' TERM
 trap : USR1
-# Training goes on from the newest checkpoint, or begins where there is none.
+# Training resumes from the newest checkpoint, or begins where there is none.
 "${ranks[@]}" train "$FOLDER"
 code=$?
 
-# What follows from the exit code: the run is complete, is started again, or has failed.
+# By the exit code, the run is complete, is requeued, or has failed.
 "$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}

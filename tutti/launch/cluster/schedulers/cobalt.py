@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.resources import Resources
-from tutti.launch.cluster.schedulers.commands import JobState, ask, read_id
-from tutti.launch.cluster.site import Site
+from tutti.launch.cluster.resources import Resources, Site
+from tutti.launch.cluster.schedulers import JobState, call, read_id
 
 NAME = "cobalt"
 SUBMIT = "qsub"
@@ -25,26 +24,26 @@ _STATES = {"queued": "waiting", "starting": "waiting", "running": "running", "ex
 
 
 def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
-    """What this scheduler is told, by the words of its dictionary."""
+    """Return the values of this scheduler's directives."""
     output = logs / "job-cobalt.out"  # of all jobs together: the script writes one file for each
     return {**vars(resources), "minutes": -(-resources.seconds // 60), "output": output, "errors": output}
 
 
 def end_time(seconds: int) -> list[str]:
-    """Shell that sets `ends`, the time at which the allocation ends, in seconds since 1970."""
+    """Return shell lines that set `ends`, the end of the allocation in seconds since 1970."""
     return [f"ends=${{COBALT_ENDTIME:-$(($(date +%s) + {seconds}))}}"]
 
 
 def submit(script: Path, after: str | None = None) -> str:
-    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    """Submit a script, to start when another job has ended in whatever way; return the id of the job."""
     wait = ["--dependencies", after] if after else []
     script.chmod(0o755)
-    return read_id(ask(SUBMIT, "--mode", "script", *wait, str(script), failing=True), SUBMIT)
+    return read_id(call(SUBMIT, "--mode", "script", *wait, str(script), failing=True), SUBMIT)
 
 
 def query(job_id: str) -> JobState | None:
-    """How a job stands, or None where Cobalt has forgotten it."""
-    answer = ask("qstat", "--header", "State:Location", job_id)
+    """Return the state of a job, or None where Cobalt no longer knows it."""
+    answer = call("qstat", "--header", "State:Location", job_id)
     rows = [line.split() for line in (answer or "").splitlines()[2:] if line.split()]  # below a title and a rule
     if not rows:
         return None
@@ -54,9 +53,9 @@ def query(job_id: str) -> JobState | None:
 
 def cancel(job_id: str, at_once: bool) -> None:
     """End a job: Cobalt sends TERM, and KILL after the site's delay."""
-    ask("qdel", *(["-f"] if at_once else []), job_id, failing=True)
+    call("qdel", *(["-f"] if at_once else []), job_id, failing=True)
 
 
-def start_again(job_id: str, script: Path) -> str:
-    """Hand in the same script as a new job."""
+def requeue(job_id: str, script: Path) -> str:
+    """Submit the same script as a new job."""
     return submit(script)

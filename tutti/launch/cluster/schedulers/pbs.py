@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.resources import Resources, show_time
-from tutti.launch.cluster.schedulers.commands import JobState, ask, read_id
-from tutti.launch.cluster.site import Site
+from tutti.launch.cluster.resources import Resources, Site, show_time
+from tutti.launch.cluster.schedulers import JobState, call, read_id
 
 NAME = "pbs"
 SUBMIT = "qsub"
@@ -37,33 +36,33 @@ _STATES = {
 
 
 def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
-    """What this scheduler is told, by the words of its dictionary."""
+    """Return the values of this scheduler's directives."""
     return {
         **vars(resources),
         "select": _select(site, resources),
         "place": site.place,
         "filesystems": site.filesystems,
         "time": show_time(resources.seconds),
-        "output": logs / "job-pbs.out",  # PBS brings this file at the end of the job: the script writes one of its own
+        "output": logs / "job-pbs.out",  # PBS writes this file at the end of the job: the script writes one of its own
         "joined": True,
         "rerun": True,
     }
 
 
 def end_time(seconds: int) -> list[str]:
-    """Shell that sets `ends`, the time at which the allocation ends, in seconds since 1970."""
+    """Return shell lines that set `ends`, the end of the allocation in seconds since 1970."""
     return [f"ends=$(($(date +%s) + {seconds}))"]
 
 
 def submit(script: Path, after: str | None = None) -> str:
-    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    """Submit a script, to start when another job has ended in whatever way; return the id of the job."""
     wait = ["-W", f"depend=afterany:{after}"] if after else []
-    return read_id(ask(SUBMIT, *wait, str(script), failing=True), SUBMIT)
+    return read_id(call(SUBMIT, *wait, str(script), failing=True), SUBMIT)
 
 
 def query(job_id: str) -> JobState | None:
-    """How a job stands, or None where PBS has forgotten it."""
-    answer = ask("qstat", "-f", "-F", "json", job_id)
+    """Return the state of a job, or None where PBS no longer knows it."""
+    answer = call("qstat", "-f", "-F", "json", job_id)
     try:
         facts = next(iter(json.loads(answer or "{}")["Jobs"].values()))
     except (ValueError, KeyError, StopIteration):
@@ -76,11 +75,11 @@ def query(job_id: str) -> JobState | None:
 
 def cancel(job_id: str, at_once: bool) -> None:
     """End a job: PBS sends TERM, and KILL after the site's delay."""
-    ask("qdel", *(["-W", "force"] if at_once else []), job_id, failing=True)
+    call("qdel", *(["-W", "force"] if at_once else []), job_id, failing=True)
 
 
-def start_again(job_id: str, script: Path) -> str:
-    """Hand in the same script as a new job."""
+def requeue(job_id: str, script: Path) -> str:
+    """Submit the same script as a new job."""
     return submit(script)
 
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tutti.launch.cluster.resources import Resources, show_time
-from tutti.launch.cluster.schedulers.commands import JobState, ask, read_id
-from tutti.launch.cluster.site import Site
+from tutti.launch.cluster.resources import Resources, Site, show_time
+from tutti.launch.cluster.schedulers import JobState, call, read_id
 
 NAME = "slurm"
 SUBMIT = "sbatch"
@@ -41,7 +40,7 @@ _STATES = {
 
 
 def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
-    """What this scheduler is told, by the words of its dictionary."""
+    """Return the values of this scheduler's directives."""
     return {
         **vars(resources),
         # With unequal nodes this is the most on one, and --ntasks says how many there are.
@@ -49,7 +48,7 @@ def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
         "cpus_per_rank": resources.cores_per_rank and resources.cores_per_rank * site.threads_per_core,
         "whole_nodes": site.whole_nodes or None,
         "time": show_time(resources.seconds),
-        "signal": min(120, resources.seconds // 4),  # seconds before the end at which the ranks are told
+        "signal": min(120, resources.seconds // 4),  # seconds before the end at which the ranks get it
         "output": logs / "job-%j.out",
         "append": True,
         "requeue": True,
@@ -57,7 +56,7 @@ def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
 
 
 def end_time(seconds: int) -> list[str]:
-    """Shell that sets `ends`, the time at which the allocation ends, in seconds since 1970."""
+    """Return shell lines that set `ends`, the end of the allocation in seconds since 1970."""
     return [
         'ends=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)',
         f'ends=$(date --date="${{ends:-unknown}}" +%s 2>/dev/null) || ends=$(($(date +%s) + {seconds}))',
@@ -65,14 +64,14 @@ def end_time(seconds: int) -> list[str]:
 
 
 def submit(script: Path, after: str | None = None) -> str:
-    """Hand in a script, to start when another job has ended in whatever way; the job's id."""
+    """Submit a script, to start when another job has ended in whatever way; return the id of the job."""
     wait = [f"--dependency=afterany:{after}"] if after else []
-    return read_id(ask(SUBMIT, "--parsable", *wait, str(script), failing=True), SUBMIT)
+    return read_id(call(SUBMIT, "--parsable", *wait, str(script), failing=True), SUBMIT)
 
 
 def query(job_id: str) -> JobState | None:
-    """How a job stands, or None where Slurm has forgotten it."""
-    answer = ask("scontrol", "--oneliner", "show", "job", job_id)
+    """Return the state of a job, or None where Slurm no longer knows it."""
+    answer = call("scontrol", "--oneliner", "show", "job", job_id)
     if not answer:
         return None
     facts = dict(word.split("=", 1) for word in answer.splitlines()[-1].split() if "=" in word)
@@ -85,18 +84,18 @@ def query(job_id: str) -> JobState | None:
 
 
 def cancel(job_id: str, at_once: bool) -> None:
-    """End a job: the ranks are told and may save; at once, they have what the site leaves between TERM and KILL."""
+    """End a job: the ranks get SIGTERM and may save; at once, they have the site's time between TERM and KILL."""
     known = query(job_id)
     if not at_once and known and known.state == "running":
         # To the ranks alone: a srun that gets this signal would kill them.
-        ask("scancel", "--signal=TERM", job_id, failing=True)
+        call("scancel", "--signal=TERM", job_id, failing=True)
     else:
-        ask("scancel", job_id, failing=True)
+        call("scancel", job_id, failing=True)
 
 
-def start_again(job_id: str, script: Path) -> str:
-    """Have the same job start again; it keeps its id."""
-    ask("scontrol", "requeue", job_id, failing=True)
+def requeue(job_id: str, script: Path) -> str:
+    """Requeue the same job; it keeps its id."""
+    call("scontrol", "requeue", job_id, failing=True)
     return job_id
 
 
