@@ -199,7 +199,7 @@ class RankOutput:
                 screen.write(b"".join(prefix + line for line in lines))
                 screen.flush()
         except (OSError, ValueError):
-            pass  # nobody listens any more; the rank is not held up by it
+            pass  # the reader of this output has ended; the rank continues
 
 
 # The shell that becomes the command. The command comes through standard input, where no list of processes shows it.

@@ -13,8 +13,8 @@ from prepared import PYTHON
 
 from tutti.errors import LaunchError
 from tutti.horovod.run.arguments import ElasticOptions
-from tutti.horovod.run.discovery import read_script
-from tutti.horovod.run.driver import cool_down_of, run_elastic
+from tutti.horovod.run.discovery import cool_down_of, read_script
+from tutti.horovod.run.driver import run_elastic
 from tutti.horovod.run.messages import Assignment, Notice, RankRequest, WorkerServer
 from tutti.launch.elastic.messages import connect, listen
 from tutti.launch.elastic.slots import SlotPool

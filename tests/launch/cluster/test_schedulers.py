@@ -99,5 +99,5 @@ def test_a_command_that_cannot_be_called_is_named() -> None:
     with pytest.raises(LaunchError, match="no-such-command cannot be called: "):
         schedulers.call("no-such-command", failing=True)
     assert schedulers.call("no-such-command") is None
-    with pytest.raises(LaunchError, match=r"false failed with exit code 1: it said nothing\."):
+    with pytest.raises(LaunchError, match=r"false failed with exit code 1: it printed nothing\."):
         schedulers.call("false", failing=True)

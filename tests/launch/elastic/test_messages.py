@@ -33,7 +33,7 @@ def test_a_host_joins_sends_messages_and_is_reported_when_it_is_gone(server: tup
     found.send([0, 7], "stop")
     assert next(connection.messages()) == {"kind": "stop"}
     connection.close()
-    assert found.next(10) == (0, {"kind": "gone"})
+    assert found.next(10) == (0, {"kind": "disconnected"})
     found.send_all("end")
 
 

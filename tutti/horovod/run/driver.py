@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tutti.errors import LaunchError
 from tutti.horovod.run.arguments import ElasticOptions
-from tutti.horovod.run.discovery import Discovery
+from tutti.horovod.run.discovery import Discovery, check_numbers, cool_down_of
 from tutti.horovod.run.messages import (
     ADDRESS_VARIABLE,
     ELASTIC_VARIABLE,
@@ -28,7 +27,7 @@ from tutti.horovod.run.messages import (
 )
 from tutti.horovod.run.static_job import interface_environment, without_launchers
 from tutti.launch.elastic.messages import listen
-from tutti.launch.elastic.slots import CoolDown, RankLimits, SlotPool
+from tutti.launch.elastic.slots import RankLimits, SlotPool
 from tutti.launch.hosts import Candidate, Host, Ssh, assign_ranks, fill_hosts, is_local, own_address
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
@@ -102,11 +101,11 @@ def start(number: int, host: Host, slot: int, options: ElasticOptions, command: 
 
 
 class JobFailed(Exception):
-    """The job cannot go on; the message says why."""
+    """The job cannot continue; the message gives the reason."""
 
 
 def run_elastic(options: ElasticOptions, command: list[str]) -> int:
-    """Run a command on as many ranks as there is room for, until all of them end well; the exit code."""
+    """Run a command on as many ranks as there are slots, until all end with exit code 0; return the exit code."""
     check_numbers(options)
     try:
         with stopped_by_signals():
@@ -123,23 +122,6 @@ def run_elastic(options: ElasticOptions, command: list[str]) -> int:
         return 128 + stopped.number
 
 
-def check_numbers(options: ElasticOptions) -> None:
-    """Refuse numbers of ranks that contradict each other."""
-    given = f"-np {options.np} --min-np {options.min_np}" + (f" --max-np {options.max_np}" if options.max_np else "")
-    if not 1 <= options.min_np <= options.np <= (options.max_np or options.np):
-        raise LaunchError(f"{given}: expected 1 <= min-np <= np <= max-np. Change the one that is out of order.")
-    if options.host_discovery_script is None:
-        slots = sum(host.slots for host in options.hosts)
-        if slots < options.min_np:
-            raise LaunchError(
-                f"{given}, but the hosts have {slots} slots, and no script says that more may come. "
-                "Name more with -H, give --host-discovery-script, or lower --min-np."
-            )
-    low, high = options.cooldown_range or (1.0, 1.0)
-    if not 0 < low <= high:
-        raise LaunchError(f"--blacklist-cooldown-range {low:g} {high:g}: expected 0 < MIN <= MAX, in seconds.")
-
-
 @dataclass
 class Driver:
     """The workers of one job, from the first generation to the last."""
@@ -148,8 +130,8 @@ class Driver:
     command: list[str]
     generation: int = -1
     workers: list[Worker] = field(default_factory=list)
-    _failures: list[str] = field(default_factory=list)  # of workers, the first first
-    _broken: str = ""  # what has happened to a worker of this generation
+    _failures: list[str] = field(default_factory=list)  # of workers, in the order of time
+    _broken: str = ""  # how a worker of this generation failed
     _done: Worker | None = None  # the first worker that ended with exit code 0: no generation follows
     _notified: bool = False  # this generation, of other hosts
     _has_state: bool = False  # some worker has held a state of the training
@@ -168,7 +150,7 @@ class Driver:
         self._port = self._server.start(listen(0))
 
     def run(self) -> int:
-        """Until the job has ended."""
+        """Run the job to its end; return its exit code."""
         while True:
             now = time.monotonic()
             self._update_hosts()
@@ -185,7 +167,7 @@ class Driver:
             time.sleep(_TICK_SECONDS)
 
     def close(self) -> None:
-        """Leave no worker behind; another signal meanwhile ends them without grace."""
+        """End all workers; another signal meanwhile kills them."""
         if self._discovery is not None:
             self._discovery.stop()
         end_processes([worker.process for worker in self.workers])
@@ -194,7 +176,7 @@ class Driver:
     def _current(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.generation == self.generation >= 0]
 
-    # What has happened.
+    # Events.
 
     def _update_hosts(self) -> None:
         if self._discovery is not None:
@@ -248,25 +230,26 @@ class Driver:
                     worker.request = RankRequest(**message)
                     self._has_state = self._has_state or worker.has_state
 
-    # What follows from it.
+    # Decisions.
 
     def _finish(self) -> int | None:
-        """After the first good end: the others end too, or cannot go on."""
+        """Wait for the other workers after the first exit code 0; return the exit code when all have ended."""
         assert self._done is not None
         current = self._current() if self.generation >= 0 else self.workers
         end_processes([worker.process for worker in self.workers if worker not in current], reraise=True)
         self.workers = current
         for worker in current:
             if worker.request is not None:
-                self._refuse(worker, f"{self._done.name} has ended its work; no new generation is formed after that.")
+                self._refuse(worker, f"{self._done.name} has ended; no new generation is formed after that.")
         if current:
             return None
         if self._broken or (self.generation < 0 and self._failures):
-            raise JobFailed(f"the job has failed: {self._broken or self._failures[0]}, while other workers ended well.")
+            failure = self._broken or self._failures[0]
+            raise JobFailed(f"the job has failed: {failure}, while other workers ended with exit code 0.")
         return 0
 
     def _start_workers(self, now: float) -> None:
-        """On every free slot, as far as max_np allows."""
+        """Start a worker on every free slot, up to --max-np."""
         options = self.options
         if options.reset_limit is not None and self.generation >= options.reset_limit:
             return  # they could never have a rank
@@ -284,7 +267,7 @@ class Driver:
                 self._started += 1
 
     def _notify_of_hosts(self) -> None:
-        """Once a generation: some must leave it, or all who are new are ready to come in."""
+        """Notify a generation once: some workers must leave it, or all new workers are ready to join."""
         current = self._current()
         if self._notified or not current or self._broken:
             return
@@ -297,11 +280,11 @@ class Driver:
                 self._notify(worker, Notice("hosts", self.generation, skip_sync=not ready))
 
     def _form(self, now: float) -> None:
-        """A new generation, when a worker of the last one wants it, all have asked, and they are enough."""
+        """Form a generation when a worker of the last one requests it, all have sent a request, and they are enough."""
         current = self._current()
         if self.generation >= 0 and not current:
             raise JobFailed(
-                f"the job has failed: no worker is left that knows how far it came. {self._first_failure()}"
+                f"the job has failed: no worker with the state of the training is left. {self._first_failure()}"
             )
         if self.generation < 0 and not self.workers and self._failures:
             raise JobFailed(f"the job has failed before it began: all workers have ended. {self._first_failure()}")
@@ -321,7 +304,7 @@ class Driver:
         self._assign(staying, [worker for worker in self.workers if worker.leaving])
 
     def _check_shortage(self, count: int, now: float) -> None:
-        """Too few: somebody may still come, if not for ever."""
+        """Report that there are too few slots; fail when no more can be added, or after the timeout."""
         options = self.options
         if self._short_since is None:
             self._short_since = now
@@ -334,7 +317,7 @@ class Driver:
             raise JobFailed(
                 f"{count} slots could be used {waited}: expected {options.min_np} or more (--min-np). "
                 f"Hosts: {hosts}; not used after failures: {cooling}. {self._first_failure()}"
-                "Give more hosts, lower --min-np, or let hosts come back with --blacklist-cooldown-range."
+                "Give more hosts, lower --min-np, or let failed hosts be used again with --blacklist-cooldown-range."
             )
 
     def _check_reset_limit(self) -> None:
@@ -346,12 +329,12 @@ class Driver:
             )
 
     def _check_state(self, staying: list[Worker]) -> None:
-        """Somebody must know how far the training came, once anybody did."""
+        """Fail when no survivor holds the state of the training, once a worker did."""
         survivors = [worker for worker in staying if worker.generation == self.generation]
         has_state = any(worker.has_state for worker in survivors)
         if self.generation >= 0 and (not survivors or (self._has_state and not has_state)):
             raise JobFailed(
-                "the job has failed: every worker that knew how far it came is gone, or its host is. "
+                "the job has failed: every worker with the state of the training was lost or has left. "
                 f"{self._first_failure()}"
             )
 
@@ -401,13 +384,6 @@ class Driver:
 def report(text: str) -> None:
     """Print a line of the driver."""
     print(f"elastic driver: {text.strip()}", file=sys.stderr, flush=True)
-
-
-def cool_down_of(seconds_range: tuple[float, float] | None) -> CoolDown:
-    """Return the policy of --blacklist-cooldown-range; without one, a host that has failed is not used again."""
-    if seconds_range is None:
-        return CoolDown(math.inf, failures_allowed=0, whole_host=True)
-    return CoolDown(*seconds_range, whole_host=True)
 
 
 def _hold_store() -> "TCPStore":

@@ -48,7 +48,7 @@ class Site(Section):
 
     @property
     def own_file(self) -> Path:
-        """Where a user keeps a version of their own."""
+        """Return the path for the user's own version of this site."""
         return user_sites() / f"my-{self.name}.yaml"
 
 

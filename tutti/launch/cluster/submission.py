@@ -107,9 +107,9 @@ def _head(job: JobScript) -> Iterator[str]:
     scheduler = scheduler_of(job.site.scheduler)
     yield "#!/bin/bash"
     yield f"# {job.recipe} on {job.resources.describe()}, written by `tutti submit --on {job.site.name}`."
-    told = scheduler.values(job.site, job.resources, job.folder / "logs")
-    for word, template in (scheduler.DIRECTIVES | job.site.directives).items():
-        if (value := told.get(word)) is not None:
+    values = scheduler.values(job.site, job.resources, job.folder / "logs")
+    for name, template in (scheduler.DIRECTIVES | job.site.directives).items():
+        if (value := values.get(name)) is not None:
             yield f"{scheduler.PREFIX} {template.format(value)}"
     for directive in job.resources.directives:
         yield f"{scheduler.PREFIX} {directive}"

@@ -50,7 +50,7 @@ class HostServer(MessageServer):
 
     def __init__(self, recipe: str, version: str) -> None:
         super().__init__()
-        self.names: dict[int, str] = {}  # also of hosts that are gone
+        self.names: dict[int, str] = {}  # also of hosts that have left
         self._recipe = recipe
         self._version = version
 
@@ -78,7 +78,7 @@ class _Current:
     before: Progress
     running: set[int]  # hosts whose ranks have not ended
     ended: list[tuple[int, RankEnd]] = field(default_factory=list)  # ranks that did not complete, with their hosts
-    lost: list[str] = field(default_factory=list)  # ranks that are gone with their host
+    lost: list[str] = field(default_factory=list)  # ranks that were lost with their host
     is_stopping: bool = False
     broken_since: float | None = None
 
@@ -153,7 +153,7 @@ class Leader:
             self._changes.append(f"host {self._server.names[host]} has left")
             self._pool.remove(host)
 
-    def _on_gone(self, host: int) -> None:
+    def _on_disconnected(self, host: int) -> None:
         self._pool.remove(host)
         self._leaving.discard(host)
         current = self._current

@@ -69,7 +69,7 @@ class Member:
                 case {"kind": "end", "code": code, "text": text}:
                     self._end_ranks()
                     return code, text
-                case {"kind": "gone"}:
+                case {"kind": "disconnected"}:
                     self._end_ranks()
                     return (
                         RankLost.exit_code,
@@ -79,7 +79,7 @@ class Member:
     def _read(self) -> None:
         for message in self._connection.messages():
             self._inbox.put(message)
-        self._inbox.put({"kind": "gone"})
+        self._inbox.put({"kind": "disconnected"})
 
     def _begin(self, share: dict[str, Any]) -> None:
         from tutti.launch.elastic.agent import Agent

@@ -118,12 +118,12 @@ class MessageServer:
         self._events.put((-1, {"kind": kind} | content))
 
     def next(self, seconds: float) -> Event | None:
-        """Return the next event, or None after this time; `gone` follows the last message of a peer."""
+        """Return the next event, or None after this time; `disconnected` follows the last message of a peer."""
         with contextlib.suppress(queue.Empty):
             return self._events.get(timeout=seconds)
 
     def send(self, peers: Iterable[int], kind: str, **content: Any) -> None:
-        """Send a message to some peers; those that are gone are left out."""
+        """Send a message to some peers; those that have disconnected are left out."""
         for peer in peers:
             if connection := self._connections.get(peer):
                 connection.send(kind, **content)
@@ -151,5 +151,5 @@ class MessageServer:
                 if message.get("kind") in self.kinds:
                     self._events.put((peer, message))
             del self._connections[peer]
-            self._events.put((peer, {"kind": "gone"}))
+            self._events.put((peer, {"kind": "disconnected"}))
         connection.close()
