@@ -1,4 +1,4 @@
-"""A process of a run: its end with its parent, its name, signals, exit codes in words, and the command that started it."""
+"""A process of a run: its end with its parent, its name, signals, exit codes in words, and its command."""
 
 import contextlib
 import ctypes
