@@ -292,7 +292,7 @@ def DistributedOptimizer(
             process_set,
             scale_local_gradients,
         )
-        return _DistributedOptimizer(optimizer, reduction, name, use_locking)
+        return _DistributedGraphOptimizer(optimizer, reduction, name, use_locking)
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(
             f"Provided optimizer is neither of legacy tf.train nor of Keras: {type(optimizer)}. "
@@ -319,7 +319,7 @@ def DistributedOptimizer(
     )
 
 
-class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
+class _DistributedGraphOptimizer(tf.compat.v1.train.Optimizer):
     """Around an optimizer of TensorFlow 1, which computes gradients itself."""
 
     def __init__(self, optimizer: Any, reduction: Reduction, name: str | None, use_locking: bool) -> None:

@@ -22,7 +22,7 @@ __all__ = [
 ModelCheckpoint: Any = keras_of_tensorflow().callbacks.ModelCheckpoint
 
 
-class BestModelCheckpoint(ModelCheckpoint):
+class TensorFlowBestModelCheckpoint(ModelCheckpoint):
     """A checkpoint of the best model, or of its weights, to a file that is named later."""
 
     def __init__(
@@ -47,3 +47,6 @@ class BestModelCheckpoint(ModelCheckpoint):
     def on_train_begin(self, logs: Any = None) -> None:
         check_path(self)
         super().on_train_begin(logs)
+
+
+BestModelCheckpoint = TensorFlowBestModelCheckpoint
