@@ -183,7 +183,7 @@ def test_a_submitted_run_is_followed_to_its_end(cluster: Cluster) -> None:
     cluster.says(JobState="PENDING", Reason="Priority")
     assert "state       waiting pending (Priority)\n" in cluster.tutti("status", str(folder)).out
     missing = cluster.tutti("logs")
-    assert_refused(missing, "job-41.out is not there: the job has not started yet", "tutti status")
+    assert_refused(missing, "job-41.out does not exist: the job has not started yet", "tutti status")
 
     (folder / "logs" / "job-41.out").write_text("first line\n")
     (folder / "logs" / "rank-1.log").write_text("of rank 1\n")
@@ -211,7 +211,7 @@ def test_a_submitted_run_is_followed_to_its_end(cluster: Cluster) -> None:
 def test_a_cancelled_run_is_asked_to_save_and_not_started_again(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-slurm.yaml")
     cluster.says(JobState="RUNNING", NodeList="n1")
-    assert "asked to save and end" in cluster.tutti("cancel", str(folder)).out
+    assert "signalled to save and end" in cluster.tutti("cancel", str(folder)).out
     assert cluster.asked().endswith("scancel --signal=TERM 41\n")
     cluster.tutti("cancel", str(folder))
     assert cluster.asked().endswith("scancel 41\n")

@@ -266,10 +266,10 @@ def _check_failures(folder: StudyFolder, reasons: dict[str, str]) -> None:
     ("words", "message"),
     [
         (["scale"], "no recipe is given: expected tutti scale RECIPE --ranks 1,2,4 --mode weak."),
-        (["scale", "digits", "--mode", "weak"], "--ranks is missing. Say --ranks 1,2,4, for example."),
+        (["scale", "digits", "--mode", "weak"], "--ranks is missing. Add, for example, --ranks 1,2,4."),
         (["scale", "digits", "--ranks", "1,2", "--mode", "week"], "--mode 'week': expected weak"),
         (["scale", "--resume", "nowhere"], "nowhere holds no study"),
-        (["scale", "--resume", "x", "--mode", "weak"], "--resume with --mode: a study goes on as it was defined."),
+        (["scale", "--resume", "x", "--mode", "weak"], "--resume with --mode: a study resumes as it was defined."),
         (["sweep", "digits", "--set", "a.b=1", "--time", "30"], "--time 30 is for points that are jobs"),
         (["sweep", "digits", "--set", "epochs=1,2", "--retry"], "--retry without --resume"),
     ],

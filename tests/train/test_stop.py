@@ -174,4 +174,4 @@ def test_a_run_folder_goes_on_and_a_finished_one_says_so(tutti: Tutti, tmp_path:
     again = tutti("train", str(folder))
     assert (again.code, again.out) == (0, f"the run in {folder} is finished: nothing is left to do\n")
     refused = tutti("train", str(folder), "--resume")
-    assert refused.code == 2 and "goes on from its newest checkpoint. Leave it out." in refused.err
+    assert refused.code == 2 and "resumes from its newest checkpoint. Leave it out." in refused.err

@@ -1,4 +1,4 @@
-"""`tutti bench RECIPE`: measure on ranks started here or as one of them, then print a table and the verdict."""
+"""`tutti bench RECIPE`: measure on ranks started here or as one rank, and print a table and the bottleneck."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,7 +106,7 @@ def _show(found: "Bench") -> None:
 
 
 def _print_phases(measurement: "Measurement") -> None:
-    """A row for each phase alone, then the whole and what it is made of."""
+    """Print a row for each phase by itself, then for the whole step."""
     from tutti.bench.results import PHASES
     from tutti.bench.shares import find_shares
 
@@ -138,7 +138,7 @@ def _print_phases(measurement: "Measurement") -> None:
 
 
 def _print_variants(found: "Bench") -> None:
-    """A row for each variant, in samples a second over all ranks."""
+    """Print a row for each variant, in samples per second of all ranks."""
     from tutti.bench.shares import find_shares
 
     phases = [name for name in ("read", "copy", "compute", "communicate") if name in found.found[0].seconds]

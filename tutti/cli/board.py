@@ -19,7 +19,7 @@ from tutti.runs.tensorboard import FOLDER, find_events, link_events
 
 _FIRST_PORT, _PORTS = 6006, 20
 _START_SECONDS = 120.0
-_LOOK_SECONDS = 10.0  # between looks for new runs
+_LOOK_SECONDS = 10.0  # between two searches for new runs
 
 
 app = typer.Typer()
@@ -79,7 +79,7 @@ def _link(links: Path, events: dict[str, Path]) -> None:
     try:
         link_events(links, events)
     except OSError as error:
-        raise FolderError(f"{links}: links to the runs cannot be made there: {error.strerror or error}.") from error
+        raise FolderError(f"{links}: cannot create links to the runs there: {error.strerror or error}.") from error
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
@@ -93,7 +93,7 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, said: IO
 
 
 def _follow(process: subprocess.Popen[bytes], out: Path, links: Path, said: IO[str]) -> None:
-    """Link runs that are new until TensorBoard ends."""
+    """Link new runs until TensorBoard ends."""
     while True:
         try:
             code = process.wait(_LOOK_SECONDS)
@@ -108,7 +108,7 @@ def _follow(process: subprocess.Popen[bytes], out: Path, links: Path, said: IO[s
 def _last_line(said: IO[str]) -> str:
     said.seek(0)
     lines = said.read().strip().splitlines()
-    return lines[-1] if lines else "it has said nothing."
+    return lines[-1] if lines else "it has printed nothing."
 
 
 def _checked_port(port: int) -> int:
@@ -128,7 +128,7 @@ def _free_port() -> int:
 
 
 def _is_taken(port: int) -> bool:
-    """Whether somebody answers there."""
+    """Returns whether a program accepts connections at this port."""
     try:
         socket.create_connection(("localhost", port), timeout=1).close()
     except OSError:

@@ -38,7 +38,7 @@ _CLOCK = "{} read on every rank between trials; the time of a call is the slowes
 def bench_collectives(
     overrides: list[str], ranks: int | None, trials: int, seconds: float, sizes: str | None, operations: str | None
 ) -> None:
-    """Measure on ranks that are started here, or as one of those that a launcher has started."""
+    """Measure on ranks that are started here, or as one rank."""
     asked = {"sizes": parse_sizes(sizes), "operations": _parse_operations(operations)}
     if trials < 2:
         raise ConfigError(f"--trials {trials}: expected 2 or more, so that there is a spread. Try --trials 5.")
@@ -67,7 +67,7 @@ def _parse_operations(text: str | None) -> tuple[str, ...]:
 
 
 def _count(ranks: int | None) -> int | None:
-    """The ranks to start: two where nobody says; one has nobody to talk to."""
+    """The number of ranks to start, two by default; one rank cannot communicate."""
     placement = place(ranks)
     if placement.world_size > 1:
         return ranks
@@ -97,7 +97,7 @@ def _measure(session: "Session", request: "CollectivesRequest") -> None:
 
 
 def _conditions(session: "Session", request: "CollectivesRequest") -> dict[str, Any]:
-    """Under which circumstances the figures hold."""
+    """The conditions of the measurements."""
     segment = session.record.content["segments"][-1]
     on_gpu = session.device.type == "cuda"
     return {
@@ -118,7 +118,7 @@ def _conditions(session: "Session", request: "CollectivesRequest") -> dict[str, 
 
 @contextmanager
 def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, int], None]]:
-    """Rank 0 shows how far it is: a bar on a terminal, a line a size elsewhere."""
+    """Show the progress on rank 0: a bar on a terminal, otherwise a line for each size."""
     stream = sys.stdout
     terminal = stream.screen if isinstance(stream, Tee) else stream
     if not session.group.is_first or terminal is None or not terminal.isatty():
@@ -130,7 +130,7 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
         yield tell_line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    # Drawn between points only: a thread that draws would take its time from what is measured.
+    # Drawn between points only: a thread that draws would disturb the measurement.
     with Progress(*columns, console=Console(file=terminal), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("measuring")
 
@@ -141,7 +141,7 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
 
 
 def print_points(results: Results) -> None:
-    """A row for every message: the median time of a call, its spread over trials, and bandwidths."""
+    """Print a row for every message: the median time of a call, its spread over trials, and bandwidths."""
     order = {operation: place for place, operation in enumerate(BUS_FACTORS)}
     points = sorted(results.points, key=lambda point: (order[point.operation], point.ranks, point.bytes))
     units.print_table(_TITLES, [_row(point) for point in points])
@@ -156,7 +156,7 @@ def _row(point: Measured) -> list[str]:
 
 
 def describe(results: Results) -> Iterator[str]:
-    """What was dropped, the fits, and what links between hosts carry."""
+    """Describe the sizes that were dropped, the fits, and the bandwidth between hosts."""
     for operation, ranks in dict.fromkeys((each.operation, each.ranks) for each in results.dropped):
         sizes = [each for each in results.dropped if (each.operation, each.ranks) == (operation, ranks)]
         yield (
@@ -203,7 +203,7 @@ def _describe_model(model: Model) -> Iterator[str]:
 
 
 def _describe_terms(regime: Regime) -> str:
-    """The numbers of a model; a rate is that of the bytes which the form has a link carry."""
+    """The parameters of a model; a rate counts the bytes that a link carries in this form."""
     terms = [f"{_time(regime.base_seconds)} + {_time(regime.step_seconds)} a step"]
     if regime.own_seconds_per_byte:
         terms.append(f"{units.bandwidth(1 / regime.own_seconds_per_byte)} a link")

@@ -1,4 +1,4 @@
-"""`tutti data`: bring public data here, or make some to try a recipe with."""
+"""`tutti data`: download public datasets, or make data to try a recipe with."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
+from tutti import units
 from tutti.cli.options import examples
 from tutti.data.download import get as download
 from tutti.errors import DataError
 
-Report = Callable[[str, int, int], None]  # what is worked on, how much of it is done, how much there is (0: unknown)
+Report = Callable[[str, int, int], None]  # a name, the amount done, the total amount (0: unknown)
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -36,7 +37,7 @@ def get(
     out = out or Path("data") / name
     with _bars(DownloadColumn()) as report:
         files = download(name, out, mirror, report)
-    print(f"{len(files)} file{'s' if len(files) > 1 else ''} of {name} in {out}")
+    print(f"{units.count(len(files), 'file')} of {name} in {out}")
 
 
 @make_app.command(
@@ -91,7 +92,7 @@ def nbody(
 
 @contextmanager
 def _bars(amount: ProgressColumn) -> Iterator[Report]:
-    """A bar for everything that is reported on; nothing where there is no terminal."""
+    """Show a progress bar for each name that is reported; nothing without a terminal."""
     console = Console()
     columns = TextColumn("{task.description}"), BarColumn(), amount
     progress = Progress(*columns, console=console, disable=not console.is_terminal)

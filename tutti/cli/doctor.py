@@ -1,4 +1,4 @@
-"""`tutti doctor`: examine this machine or all hosts of an allocation, on ranks started here or as one of them."""
+"""`tutti doctor`: check this machine or all hosts of an allocation, on ranks started here or as one rank."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def doctor(
     config, folder = _read(recipe, overrides or [])
     if record is not None and not record.absolute().parent.is_dir():
         raise ConfigError(
-            f"--json {record}: there is no folder {record.absolute().parent}. Make it, or choose another."
+            f"--json {record}: there is no folder {record.absolute().parent}. Create it, or choose another."
         )
     if placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ or ranks == 1:
         _as_rank(placement, config, Path(out) if out else folder, record, wait)
@@ -65,7 +65,7 @@ def doctor(
 
 
 def _read(recipe: str | None, overrides: list[str]) -> tuple[RunConfig | None, Path]:
-    """What a recipe or a run folder says, and the folder that all hosts should share."""
+    """Read the configuration of a recipe or run folder, and the folder that all hosts should share."""
     if recipe is None:
         return None, Path("runs")
     make_importable(recipe)
@@ -77,7 +77,7 @@ def _read(recipe: str | None, overrides: list[str]) -> tuple[RunConfig | None, P
 
 
 def _start(ranks: int) -> None:
-    """Have local ranks do it; what they print is the report, and their logs are kept for a moment only."""
+    """Start local ranks; they print the report, and their logs are temporary."""
     start_fork_server(["tutti.doctor.run"], threads_per_rank(ranks, os.environ))
     with tempfile.TemporaryDirectory(prefix="tutti-doctor-") as path:
         folder = RunFolder(Path(path))
@@ -91,7 +91,7 @@ def _start(ranks: int) -> None:
 
 
 def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> None:
-    """Be one of the ranks; threads of torch may wait for ranks that are gone, so it ends at once."""
+    """Run as one rank; end at once, as threads of torch may wait for ranks that have ended."""
     signal.signal(signal.SIGTERM, terminate)
     if local.FOLDER_VARIABLE in os.environ:
         end_with_parent()
@@ -105,7 +105,7 @@ def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, recor
         code = _tell(placement, error, 1, said=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code or not keep_until_exit(None):  # a forked rank returns to who has forked it
+    if code or not keep_until_exit(None):  # a forked rank returns to its fork server
         os._exit(code)
 
 
@@ -128,11 +128,11 @@ def _examine(placement: Placement, config: RunConfig | None, folder: Path, recor
 
 
 def _tell(placement: Placement, error: BaseException, exit_code: int, said: bool) -> int:
-    """Tell the launcher that started this rank, or whoever looks at the screen."""
+    """Report a failure to the launcher that started this rank, or on the screen."""
     failure = describe(placement.rank, error, exit_code, said)
     if notes := os.environ.get(NOTES_VARIABLE):
         leave_note(Path(notes), failure)
-    if said and local.FOLDER_VARIABLE not in os.environ:  # its launcher would say it again
+    if said and local.FOLDER_VARIABLE not in os.environ:  # otherwise its launcher prints it
         print(f"error: {failure.text}", file=sys.stderr)
     if not said:
         lines = traceback.format_exc().splitlines()[-12:]

@@ -1,4 +1,4 @@
-"""`tutti train --min-ranks --max-ranks`: training that goes on when ranks are lost and takes new ones in."""
+"""`tutti train --min-ranks --max-ranks`: training that continues when ranks are lost, and takes new ranks."""
 
 import os
 import platform
@@ -28,14 +28,14 @@ from tutti.runs.folder import RunFolder, check_writable, create_folder, write_co
 from tutti.runs.listing import read_state
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_OF_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")  # who started this launcher did not start its ranks
+_OF_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")  # set for this launcher, not for its ranks
 _MEMBER_SECONDS = 45.0
-_LAST = 1_000_000  # who joins later has ranks after all others
+_LAST = 1_000_000  # ranks that join later come after all others
 
 
 @dataclass(frozen=True)
 class ElasticOptions:
-    """What the command line says of an elastic job."""
+    """The options of an elastic job."""
 
     ranks: int | None
     min_ranks: int | None
@@ -47,7 +47,7 @@ class ElasticOptions:
 
 
 def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
-    """Be the first launcher of an elastic job, or join one."""
+    """Run as the first launcher of an elastic job, or join a job."""
     if asked.ranks is not None:
         local.check_ranks(asked.ranks)
     placement = discover(os.environ)
@@ -58,7 +58,9 @@ def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
         del os.environ[name]
     if asked.join is not None:
         if overrides:
-            raise LaunchError(f"{overrides[0]} with --join: the job there has its configuration. Leave it out.")
+            raise LaunchError(
+                f"{overrides[0]} with --join: a job that is joined keeps its own configuration. Leave it out."
+            )
         _join(*_where(asked.join), asked.ranks or asked.max_ranks or 1, config, _LAST)
         return
     terms = _terms(config, asked, placement)
@@ -85,20 +87,21 @@ def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
 
 
 def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> ElasticTerms:
-    """What was asked for, if it can be done."""
+    """Check the options of an elastic job against its configuration."""
     least, most, batch = asked.min_ranks, asked.max_ranks, config.batch
     if least is None or most is None or not 1 <= least <= most:
         given = " ".join(f"{name} {value}" for name, value in (("--min-ranks", least), ("--max-ranks", most)) if value)
         raise LaunchError(f"{given}: expected both, of 1 or more, in this order. Try --min-ranks 2 --max-ranks 4.")
     if asked.resume is not None:
         raise CheckpointError(
-            f"--resume {asked.resume} with --min-ranks: an elastic job goes on from the newest checkpoint of a run. "
+            f"--resume {asked.resume} with --min-ranks: an elastic job resumes from the newest checkpoint of a run. "
             "Give its run folder in place of the recipe."
         )
     if batch.global_batch is None:
         raise ConfigError(
-            f"batch.per_rank={batch.per_rank} with --min-ranks: the global batch would change when ranks come or go. "
-            f"Set batch.global={(batch.per_rank or 1) * most}, and batch.micro={batch.per_rank} to keep its parts."
+            f"batch.per_rank={batch.per_rank} with --min-ranks: the global batch would change with the number of "
+            f"ranks. Set batch.global={(batch.per_rank or 1) * most}, and batch.micro={batch.per_rank} to keep its "
+            "parts."
         )
     if placement.local_size > 1:
         raise LaunchError(
@@ -125,7 +128,7 @@ def _lead(
     overrides: list[str],
     placement: Placement,
 ) -> None:
-    """Hold the job together, with ranks on this host, too."""
+    """Run as the first launcher, which also starts ranks on this host."""
     listener = listen(0 if placement.key or placement.port is None else placement.port)
     port = listener.getsockname()[1]
     if placement.key:
@@ -148,7 +151,7 @@ def _lead(
 
 
 def _join(address: str, port: int, places: int, config: RunConfig, order: int) -> None:
-    """Offer ranks to a job until it ends, or until this launcher is told to leave it."""
+    """Offer ranks to a job until it ends, or until a signal ends this launcher."""
     check(config, 1, places)
     member = Member(connect_to_leader(address, port), address, config.runtime.threads)
     for number in _SIGNALS:

@@ -144,7 +144,9 @@ def logs(
     found = [path for path in files if path.is_file()]
     if not found:
         name = files[-1] if files else run.logs / "job-*.out"
-        raise FolderError(f"{name} is not there: the job has not started yet. Look at it with: tutti status {run.path}")
+        raise FolderError(
+            f"{name} does not exist: the job has not started yet. See its state with: tutti status {run.path}"
+        )
     for path in found:
         print(path.read_text(errors="replace"), end="")
 
@@ -155,7 +157,10 @@ def cancel(folder: Annotated[Path, typer.Argument(help="A run folder.")], out: R
     job, asked = cancel_job(choose(folder, out))
     name = f"{job.scheduler} job {job.ids[-1] if job.ids else '?'}"
     if asked:
-        print(f"{name}: asked to save and end. Look at it with: tutti status {folder}; asked again, it ends at once.")
+        print(
+            f"{name}: signalled to save and end. See its state with: tutti status {folder}. "
+            "A second cancel ends it at once."
+        )
     else:
         print(f"{name} has already ended: {look(choose(folder, out)).state}")
 
@@ -186,7 +191,7 @@ def _row(status: Status) -> tuple[str, ...]:
 
 
 def _describe(attempt: Attempt) -> str:
-    """One start: when, from which step to which, and what followed."""
+    """One start of a job: its time, its steps and its outcome."""
     if attempt.ended is None:
         return f"{attempt.started}: from step {attempt.first_step:,}"
     steps = f"checkpoints from step {attempt.first_step:,} to {attempt.last_step or 0:,}"
@@ -204,6 +209,6 @@ def _progress(status: Status) -> str:
 
 
 def _metrics(status: Status) -> str:
-    """The losses and metrics of the last thing the run has written."""
+    """The losses and metrics of the last event that the run has recorded."""
     results = {k: v for k, v in status.last_event.items() if k.endswith("loss") or k.startswith(("train_", "valid_"))}
     return "  ".join(f"{name.replace('_', ' ')} {units.metric(name, value)}" for name, value in results.items())

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ class ResumeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words: list[str] = []
-        for word, following in zip(args, [*args[1:], None], strict=True):
+        for word, following in zip_longest(args, args[1:]):
             words.append(word)
             if word == "--resume" and (following is None or following.startswith("-") or is_override(following)):
                 words.append("latest")

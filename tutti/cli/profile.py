@@ -54,7 +54,7 @@ def profile(
 ) -> None:
     """Trace steps on every rank: one timeline of all ranks for Perfetto, and a summary of where the time goes."""
     overrides = overrides or []
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read with torch: what its profiler says of itself
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is imported: no messages of its profiler
     if recipe.endswith(".py"):
         _refuse_for_scripts(steps, memory, stacks)
         _profile_script(recipe, overrides, ranks)
@@ -83,7 +83,7 @@ def _check_framework(config: RunConfig, words: list[str], asked: TracedSteps) ->
 
 
 def _check_end(config: RunConfig, ranks: int, asked: TracedSteps) -> None:
-    """Refuse steps beyond the end where the number of samples is known before anything starts."""
+    """Refuse steps beyond the end, if the number of samples is known before ranks start."""
     from tutti.config.plan import make_plan
 
     samples = config.data.train_samples()
@@ -100,7 +100,7 @@ def _refuse_for_scripts(steps: str | None, memory: bool, stacks: bool) -> None:
 
 
 def _profile_script(script: str, arguments: list[str], ranks: int | None) -> None:
-    """Run a script as `tutti run` does, and tell what its timeline shows."""
+    """Run a script as `tutti run` does, and print a summary of its timeline."""
     placement = place(ranks)
     check_script(script)
     check_writable(_OUT)
@@ -114,7 +114,7 @@ def _profile_script(script: str, arguments: list[str], ranks: int | None) -> Non
 
 
 def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> None:
-    """As one of the ranks that mpirun or srun has started; rank 0 has the timeline."""
+    """Run as one of the ranks that mpirun or srun has started; rank 0 writes the timeline."""
     folder = _open_folder(script, placement.world_size) if placement.rank == 0 else None
     run_script(script, arguments, placement, folder)
     if folder:
@@ -122,7 +122,7 @@ def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> Non
 
 
 def _open_folder(script: str, ranks: int) -> RunFolder:
-    """A folder for the timeline, which rank 0 finds in its environment."""
+    """Create the folder of the timeline, and set its path for rank 0 in the environment."""
     folder = create_folder(_OUT, f"profile/{Path(script).stem}", ranks)
     folder.checkpoints.rmdir()
     os.environ[_VARIABLE] = str(_timeline(folder).absolute())

@@ -1,4 +1,4 @@
-"""What every command that works on ranks shares: start them here, or be one, and tell how it ended."""
+"""Code that the commands with ranks share: start ranks or run as one, and report failures."""
 
 import contextlib
 import os
@@ -25,11 +25,11 @@ from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder
 from tutti.runs.record import Record
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what its sockets say of a missing rank is told in words
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # tutti reports missing ranks itself
 
 
 def place(ranks: int | None) -> Placement:
-    """Who this process is among ranks; `-n` is for those that nobody has started yet."""
+    """Find this process's place among the ranks; `-n` is only for ranks that no launcher has started."""
     if ranks is not None:
         from tutti.launch.local import check_ranks
 
@@ -44,27 +44,27 @@ def place(ranks: int | None) -> Placement:
 
 
 def is_rank(placement: Placement) -> bool:
-    """Whether somebody has started this process as one of several ranks."""
+    """Returns whether a launcher has started this process as a rank."""
     return placement.world_size > 1 or FOLDER_VARIABLE in os.environ
 
 
 def given_folder() -> RunFolder | None:
-    """The run folder that the launcher has made for its ranks."""
+    """The run folder that the launcher has created for its ranks."""
     path = os.environ.get(FOLDER_VARIABLE)
     return RunFolder(Path(path)) if path else None
 
 
 def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """A run folder to go on in, and its newest checkpoint if it has come to one."""
+    """A run folder to resume, and its newest checkpoint if it has one."""
     if resume is not None:
-        raise CheckpointError(f"--resume {resume}: the run in {path} goes on from its newest checkpoint. Leave it out.")
+        raise CheckpointError(f"--resume {resume}: the run in {path} resumes from its newest checkpoint. Leave it out.")
     folder = RunFolder(path)
     has_saved = (folder.checkpoints / "latest").is_file()
     return folder, find_latest(folder.checkpoints) if has_saved else None
 
 
 def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
-    """Refuse what is wrong before ranks are started, all on this host unless it is told how many."""
+    """Check a configuration before ranks are started; all ranks are on this host unless `here` is given."""
     if config.framework == "torch":
         from tutti.ranks.device import check_gpus
 
@@ -79,9 +79,9 @@ def on_ranks(
     needs: Sequence[str],
     work: Callable[[Placement, RunFolder | None], Any],
 ) -> None:
-    """Do a command's work as one rank, or have ranks started here that are given the same command line.
+    """Do a command's work as one rank, or start ranks with the same command line.
 
-    The folder of what is measured is `out/KIND/RECIPE/...`; it is made here for ranks that are started here, otherwise
+    The folder of the results is `out/KIND/RECIPE/...`; it is created here for ranks that are started here, otherwise
     by rank 0.
     """
     placement = place(ranks)
@@ -104,10 +104,10 @@ def on_ranks(
 
 
 def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
-    """Do a rank's work; its failure is told to the launcher that started it, or on the screen."""
+    """Do a rank's work, and report a failure to the launcher that started it, or on the screen."""
     signal.signal(signal.SIGTERM, terminate)
     try:
-        outcome = work()  # kept to the end: what is freed may wait for threads
+        outcome = work()  # kept until the process ends: freeing it may wait for threads
         if NOTES_VARIABLE in os.environ and not keep_until_exit(outcome):
             _leave(0)
         del outcome
@@ -121,7 +121,7 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
 
 
 def _tell(failure: Failure, silent: bool = False) -> None:
-    """Tell the launcher that started this rank, or whoever looks at the screen; then end."""
+    """Report a failure to the launcher that started this rank, or on the screen, and end."""
     notes = os.environ.get(NOTES_VARIABLE)
     who = f"rank {failure.rank} on host {failure.host}"
     if notes:
@@ -138,19 +138,19 @@ def _tell(failure: Failure, silent: bool = False) -> None:
 
 
 def _leave(exit_code: int) -> None:
-    """End this rank at once: nothing is left to do, and threads of torch may wait for ranks that are gone."""
+    """End this rank at once: threads of torch may wait for ranks that have ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def terminate(*_: Any) -> None:
-    """Serves as a signal handler."""
+    """Signal handler that ends the process as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 def finish(folder: RunFolder, failure: Failure | None) -> None:
-    """The launcher's last word."""
+    """Print and record the failure of a run, and end the launcher with its exit code."""
     if failure is None:
         return
     print(failure.message(folder), file=sys.stderr)
@@ -169,7 +169,7 @@ class StatusLine:
     def __init__(self, placement: Placement) -> None:
         live = placement.rank == 0 and placement.launcher in ("none", "torchrun") and sys.stdout.isatty()
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-        console = Console(file=sys.stdout)  # the real one: ranks write to their logs later
+        console = Console(file=sys.stdout)  # not redirected yet: later, ranks write to their logs
         self._bar = Progress(*columns, console=console, transient=True, auto_refresh=False) if live else None
 
     def __enter__(self) -> "StatusLine":

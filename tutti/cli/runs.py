@@ -50,7 +50,7 @@ def runs(
 
 
 def _sorted(runs: list[RunSummary], order: str) -> list[RunSummary]:
-    """The largest or best last, and first what has no such value; equal ones as they started."""
+    """Sort the best last and runs without a value first; equal ones in the order in which they started."""
     if order == "started":
         return runs
     metrics = sorted({name.removeprefix("valid_") for run in runs for name in run.metrics})
@@ -95,7 +95,7 @@ def compare(
 def _find(given: Sequence[str], out: Path) -> list[RunFolder]:
     if len(given) < 2:
         raise ConfigError(
-            f"tutti compare {' '.join(given)}: expected two runs or more. Name others, as `tutti runs` does."
+            f"tutti compare {' '.join(given)}: expected two runs or more. Name others, as `tutti runs` prints them."
         )
     found: dict[Path, tuple[str, RunFolder]] = {}
     for word in given:
@@ -121,7 +121,7 @@ def _check_plot(plot: Path) -> None:
     if plot.suffix.lower() not in _FORMATS:
         raise ConfigError(f"--plot {plot}: expected a file that ends in {', '.join(_FORMATS)}.")
     if not plot.parent.is_dir():
-        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}. Make it, or choose another place.")
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}. Create it, or choose another.")
 
 
 def _draw(runs: dict[str, RunOutcome], plot: Path) -> None:

@@ -1,4 +1,4 @@
-"""`tutti show` and `tutti list`: what a recipe means, and what recipes can name."""
+"""`tutti show` and `tutti list`: a resolved configuration, and all names that recipes can use."""
 
 from pathlib import Path
 from typing import Annotated
@@ -71,13 +71,13 @@ def list_() -> None:
 
 
 def _summary(part: type[parts.PartOptions]) -> str:
-    """What a part is, in its first sentence, and where it exists unless that is everywhere."""
+    """The first sentence of a part's docstring, and its framework if it is not for all."""
     where = "" if set(part.frameworks()) == set(options.FRAMEWORKS) else " (torch only)"
     return (part.__doc__ or "").splitlines()[0] + where
 
 
 def _print_values(console: Console, resolved: Resolved) -> None:
-    """As YAML, with sources as comments: what is printed can be kept as a recipe."""
+    """Print YAML with sources as comments, which is a valid recipe."""
     section = ""
     for (first, *rest), value, source in resolved.entries():
         if rest and first != section:
@@ -104,7 +104,7 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
 
 
 def _train_samples(config: RunConfig, needed: bool) -> int | None:
-    """The number of training samples; a user's dataset is only asked when a plot needs it."""
+    """The number of training samples; a user's dataset is only opened when a plot needs it."""
     samples = config.data.train_samples()
     if samples is None and needed:
         samples = len(parts.call(config.data.locate(), "data", config.data.options(), split="train"))

@@ -1,4 +1,4 @@
-"""What `tutti scale` and `tutti sweep` share: a study made or found, run here or submitted, and shown."""
+"""Code that `tutti scale` and `tutti sweep` share: create or resume a study, run or submit it, and print it."""
 
 import contextlib
 import os
@@ -40,17 +40,17 @@ _REASON_LENGTH = 80  # characters of a reason in a line
 
 @dataclass(frozen=True)
 class Where:
-    """Where a study is kept, and where its points run."""
+    """The folder of a study, and the machine or cluster of its points."""
 
     out: str | None
     on: str | None
     wishes: Wishes
-    at_once: int | None = None  # points beside each other on this machine
+    at_once: int | None = None  # points at the same time on this machine
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A study before its folder is made."""
+    """A study before its folder is created."""
 
     kind: Kind
     recipe: str
@@ -61,7 +61,7 @@ class Planned:
 
 
 def start_study(planned: Planned, where: Where) -> None:
-    """Make the folder of a study, and run it or submit it."""
+    """Create the folder of a study, and run or submit it."""
     config = planned.checked[0].config
     jobs, executor = [], None
     if where.on is not None:
@@ -85,11 +85,13 @@ def start_study(planned: Planned, where: Where) -> None:
 
 
 def resume_study(given: str, kind: Kind, where: Where, retry: bool) -> None:
-    """Go on with what is missing of a study; of a submitted one, look at its jobs first."""
+    """Run the missing points of a study; of a submitted study, check its jobs first."""
     folder = find_study(given, kind, where.out or "runs")
     definition = read_definition(folder)
     if definition.kind != kind:
-        raise ConfigError(f"{folder.path} is a study of tutti {definition.kind}: go on with tutti {definition.kind}.")
+        raise ConfigError(
+            f"{folder.path} is a study of tutti {definition.kind}: resume it with tutti {definition.kind}."
+        )
     make_importable(definition.recipe)
     print(f"{kind} study of {definition.recipe}: {_describe(definition)}\nstudy folder: {folder.path}", flush=True)
     with held(folder):
@@ -104,7 +106,7 @@ def resume_study(given: str, kind: Kind, where: Where, retry: bool) -> None:
 
 
 def recipe_of(recipe: str | None, retry: bool, example: str) -> str:
-    """The recipe of a study that begins, which can be imported from now on; a study of nothing is refused."""
+    """Check that a new study has a recipe, and make its modules importable."""
     if retry:
         raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
     if recipe is None:
@@ -114,11 +116,11 @@ def recipe_of(recipe: str | None, retry: bool, example: str) -> str:
 
 
 def refuse_with_resume(given: dict[str, object]) -> None:
-    """A study that goes on is as it was defined."""
+    """Refuse options that would change a study that is resumed."""
     named = [name for name, value in given.items() if value]
     if named:
         raise ConfigError(
-            f"--resume with {', '.join(named)}: a study goes on as it was defined. Leave out the rest, or start "
+            f"--resume with {', '.join(named)}: a study resumes as it was defined. Leave out the rest, or start "
             "another study."
         )
 
@@ -126,7 +128,7 @@ def refuse_with_resume(given: dict[str, object]) -> None:
 def wishes_for(
     on: str | None, ranks_per_node: int | None, time: str | None, account: str | None, queue: str | None
 ) -> Wishes:
-    """What each job asks for; without jobs there is nobody to ask."""
+    """The resources of each job; refused for points that are not jobs."""
     for option, value in (("--time", time), ("--account", account), ("--queue", queue)):
         if on is None and value is not None:
             raise ConfigError(f"{option} {value} is for points that are jobs: expected --on slurm, for example.")
@@ -162,26 +164,23 @@ def _executor(ranks_per_node: int | None, ranks: Sequence[int]) -> Executor:
 
 
 def _note_shared_cores(config: RunConfig, executor: Executor, most: int) -> None:
-    """Ranks without a core of their own do not show how a recipe scales."""
+    """Print a note if ranks share cores, which lowers their efficiency."""
     cores = len(os.sched_getaffinity(0))
     has_gpu = config.runtime.device != "cpu" and Path("/dev/nvidiactl").exists()
     if isinstance(executor, Local) and most > cores and not has_gpu:
-        print(
-            f"note: {most} ranks share {cores} core(s) here, which costs efficiency that cores of their own would not"
-        )
+        print(f"note: {most} ranks share {units.count(cores, 'core')} here, which lowers their efficiency")
 
 
 def _describe(definition: Definition) -> str:
-    points = len(definition.points)
     mode = f"{definition.mode}, " if definition.mode else ""
-    return f"{mode}{points} point{'s' * (points != 1)}, each {describe(definition.goal)}"
+    return f"{mode}{units.count(len(definition.points), 'point')}, each {describe(definition.goal)}"
 
 
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
     try:
         with _ended_by_signals(), StudyProgress(folder, definition, at_once) as shown:
             run_study(folder, definition, executor, shown, retry, at_once)
-    except Interrupted as stopped:  # no error: it was asked for
+    except Interrupted as stopped:  # not an error: the user has interrupted it
         print(stopped, file=sys.stderr)
         sys.exit(stopped.exit_code)
     show_study(folder, definition)
@@ -191,7 +190,7 @@ def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """The end of an allocation is told by TERM, as Ctrl-C is on a terminal by INT."""
+    """Treat SIGTERM, which ends an allocation, as Ctrl-C."""
     handler = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
@@ -209,7 +208,7 @@ def _submit(folder: StudyFolder, definition: Definition, retry: bool) -> None:
 
 
 class StudyProgress:
-    """Tells the points of a study; drawn when one begins or ends only, so that nothing runs beside a measurement."""
+    """Shows the progress of a study; drawn only when a point begins or ends, so as not to disturb a measurement."""
 
     def __init__(self, folder: StudyFolder, definition: Definition, at_once: int) -> None:
         self._folder, self._definition, self._at_once = folder, definition, at_once
@@ -251,7 +250,7 @@ class StudyProgress:
             print(line, flush=True)
 
     def _gave(self, point: Point) -> list[str]:
-        """What a run has come to."""
+        """The results of a run."""
         outcome = read_outcomes(self._folder, replace(self._definition, points=(point,)))[0]
         figures = read_figures(outcome, self._definition.goal)
         words = [f"{units.number(figures.speed.median, keep_zeros=True)} samples/s"] if figures.speed else []
@@ -267,12 +266,12 @@ class StudyProgress:
 
 
 def _short(reason: str) -> str:
-    """The beginning of a reason; the whole of it is told at the end."""
+    """The beginning of a reason, which is printed in full at the end."""
     return reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]} ..."
 
 
 def show_study(folder: StudyFolder, definition: Definition) -> None:
-    """Print how a study stands; of one that has ended, write the report, and print what it concludes."""
+    """Print the state of a study; when it has ended, write the report and print its conclusions."""
     print_study(definition, read_outcomes(folder, definition))
     states = {point.id: read_state(folder, point.id) for point in definition.points}
     failed = {name: state for name, state in states.items() if state.state == "failed"}
@@ -286,7 +285,7 @@ def show_study(folder: StudyFolder, definition: Definition) -> None:
 
 
 def _write_report(folder: StudyFolder, states: set[str]) -> str:
-    """The page of a study that has ended; the command that makes one before."""
+    """Write the page of a study that has ended, or return the command that writes it."""
     if "finished" not in states or not states <= {"finished", "failed"}:
         return f"tutti report {folder.path}"
     from tutti.report.study.write import write_report
@@ -297,7 +296,7 @@ def _write_report(folder: StudyFolder, states: set[str]) -> str:
 
 
 def print_study(definition: Definition, outcomes: Sequence[Outcome]) -> None:
-    """Print what all points came to, repeats together."""
+    """Print the results of all points, repeats together."""
     analysis = analyse(definition, outcomes)
     rows = [_row(analysis, setting) for setting in analysis.settings]
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
@@ -307,7 +306,7 @@ def print_study(definition: Definition, outcomes: Sequence[Outcome]) -> None:
 
 
 def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
-    """By title; a column that is empty in all rows is left out."""
+    """Cells by title; a column that is empty in all rows is left out."""
     among = [each.values for each in analysis.settings]
     row = {key: value_words(value, [each.get(key) for each in among]) for key, value in setting.values.items()} | {
         "ranks": str(setting.ranks)
@@ -333,7 +332,7 @@ def _row(analysis: Analysis, setting: Setting) -> dict[str, str]:
 
 
 def _describe_state(setting: Setting) -> str:
-    """The state that all runs share, or how many have which."""
+    """The state of all runs, or how many have each state."""
     states = [run.outcome.state.state for run in setting.runs]
     kinds = list(dict.fromkeys(states))
     words = kinds[0] if len(states) == 1 else ", ".join(f"{states.count(kind)} {kind}" for kind in kinds)
@@ -349,7 +348,7 @@ def _spread(runs: Sequence[RunFigures]) -> str:
 
 
 def _metric(name: str, found: Summary | None) -> str:
-    """The mean, with the least and the largest where there are several."""
+    """The mean, and the lowest and highest value of several runs."""
     if found is None:
         return ""
     if found.n == 1:

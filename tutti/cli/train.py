@@ -104,12 +104,12 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
 
 
 def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
-    """The checkpoint that `--resume` means: of the newest run, of a run folder, or itself."""
+    """Find the checkpoint to resume: of the newest run, of a run folder, or a given one."""
     if resume == "latest":
         from tutti.runs.listing import find_runs
 
         for run in reversed(find_runs(Path(out), recipe)):
-            in_study = run.folder.study.exists()  # its points are the study's own
+            in_study = run.folder.study.exists()  # only the study resumes its points
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
                 return find_latest(run.folder.checkpoints)
         raise CheckpointError(
@@ -127,7 +127,7 @@ def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
 
 
 def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:
-    """A run's own configuration, with new overrides; the recipe asked for must be the one it was made with."""
+    """The configuration of a run with new overrides; the given recipe must be the one of the run."""
     asked = resolve(recipe).config.recipe
     kept = str(checkpoint.parent.parent / "config.yaml")
     own, framework = resolve(kept, overrides), resolve(kept).config.framework
@@ -162,7 +162,7 @@ def _train_as_rank(
 
 
 def _needs(config: RunConfig) -> list[str]:
-    """The modules that every rank of a run will import."""
+    """The modules that every rank of a run imports."""
     if config.framework == "torch":
         return ["tutti.train.torch", "torch._dynamo"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow when it is imported

@@ -1,4 +1,4 @@
-"""`tutti tune RECIPE`: try what the verdict suggests, on ranks started here or as one of them, and show the ladder."""
+"""`tutti tune RECIPE`: try the changes that a benchmark suggests, on ranks started here or as one rank."""
 
 import math
 from pathlib import Path
@@ -70,8 +70,10 @@ def _tune(
 
         asked = TuneRequest(recipe, tuple(overrides), minutes, tuple(allow), write)
         if placement.rank == 0:
-            changes = f"allowed to change: {', '.join(allow)}" if allow else "what is learned stays as it is"
-            print(f"tuning {config.recipe} for at most {minutes:g} minute(s); {changes}\n", flush=True)
+            changes = (
+                f"allowed to change: {', '.join(allow)}" if allow else "changes that affect the results are not tried"
+            )
+            print(f"tuning {config.recipe} for at most {units.count(minutes, 'minute')}; {changes}\n", flush=True)
         with StatusLine(placement) as tell:
             tuned = climb(asked, placement, folder, tell, _show_rung)
         if placement.rank == 0:
@@ -92,7 +94,7 @@ def _check(config: RunConfig, minutes: float, allow: list[str]) -> None:
 
 
 def _show_rung(rung: TriedChange) -> None:
-    """A line when a rung is done, and the verdict where it is made anew."""
+    """Print a line for a change that was tried, and the new verdict if it was kept."""
     print(_line(rung), flush=True)
     if rung.kept:
         print(f"    {rung.verdict}", flush=True)
@@ -109,7 +111,7 @@ def _line(rung: TriedChange) -> str:
 
 
 def _show(tuned: "Tuned", recipe: str) -> None:
-    """The whole ladder, what is left to try, and where the recipe is."""
+    """Print all changes, what is left to try, and the path of the tuned recipe."""
     from tutti.bench.tune import PICTURE
     from tutti.report.ladder import draw_ladder
 

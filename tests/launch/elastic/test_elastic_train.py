@@ -219,7 +219,12 @@ def test_an_error_of_the_program_ends_the_job(tmp_path: Path) -> None:
         ([], {"ranks": 0}, LaunchError, "-n 0: expected 1 or more ranks"),
         ([], {"resume": "latest"}, CheckpointError, "Give its run folder in place of the recipe."),
         ([], {"join": "nowhere"}, LaunchError, "--join nowhere: expected HOST:PORT, as the first launcher"),
-        (["epochs=2"], {"join": "a:1"}, LaunchError, "epochs=2 with --join: the job there has its configuration."),
+        (
+            ["epochs=2"],
+            {"join": "a:1"},
+            LaunchError,
+            "epochs=2 with --join: a job that is joined keeps its own configuration.",
+        ),
     ],
 )
 def test_what_cannot_be_elastic_is_refused(
