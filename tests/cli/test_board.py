@@ -58,7 +58,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".board").touch()
     with (
         reserved_port() as port,
-        pytest.raises(FolderError, match=r"\.board: links .* cannot be made there: File exists"),
+        pytest.raises(FolderError, match=r"\.board: cannot create links to the runs there: File exists"),
     ):
         board(tmp_path, port, dry_run=False)
 
