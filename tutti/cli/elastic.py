@@ -34,7 +34,7 @@ _LAST = 1_000_000  # ranks that join later come after all others
 
 
 @dataclass(frozen=True)
-class ElasticOptions:
+class ElasticRequest:
     """The options of an elastic job."""
 
     ranks: int | None
@@ -46,7 +46,7 @@ class ElasticOptions:
     pause_seconds: float
 
 
-def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
+def train(recipe: str, overrides: list[str], asked: ElasticRequest) -> None:
     """Run as the first launcher of an elastic job, or join a job."""
     if asked.ranks is not None:
         local.check_ranks(asked.ranks)
@@ -86,7 +86,7 @@ def train(recipe: str, overrides: list[str], asked: ElasticOptions) -> None:
     _lead(recipe, config, terms, places, folder, more, placement)
 
 
-def _terms(config: RunConfig, asked: ElasticOptions, placement: Placement) -> ElasticTerms:
+def _terms(config: RunConfig, asked: ElasticRequest, placement: Placement) -> ElasticTerms:
     """Check the options of an elastic job against its configuration."""
     least, most, batch = asked.min_ranks, asked.max_ranks, config.batch
     if least is None or most is None or not 1 <= least <= most:

@@ -58,7 +58,7 @@ def train(
 
     if preflight:
         raise ConfigError("--preflight is for a fixed number of ranks: leave it out with --min-ranks and --max-ranks.")
-    asked = elastic.ElasticOptions(ranks, min_ranks, max_ranks, join, resume, wait, pause)
+    asked = elastic.ElasticRequest(ranks, min_ranks, max_ranks, join, resume, wait, pause)
     elastic.train(recipe, overrides or [], asked)
 
 

@@ -70,7 +70,7 @@ class MlpOptions(PartOptions):
     """Fully connected layers with optional dropout and batch norm."""
 
     target = "tutti.models.small:Mlp"
-    keras_target = "tutti.frameworks.models.small:mlp"
+    keras_target = "tutti.frameworks.models:mlp"
     name: Literal["mlp"] = "mlp"
     hidden: tuple[Count, ...] = (128, 64)
     dropout: Fraction = 0.0
@@ -81,7 +81,7 @@ class SmallCnnOptions(PartOptions):
     """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
 
     target = "tutti.models.small:SmallCnn"
-    keras_target = "tutti.frameworks.models.small:small_cnn"
+    keras_target = "tutti.frameworks.models:small_cnn"
     name: Literal["small_cnn"] = "small_cnn"
     width: Count = 32
     dropout: Fraction = 0.2
@@ -92,7 +92,7 @@ class MnistTorchOptions(PartOptions):
     """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
 
     target = "tutti.models.small:MnistTorch"
-    keras_target = "tutti.frameworks.models.small:mnist_torch"
+    keras_target = "tutti.frameworks.models:mnist_torch"
     name: Literal["mnist_torch"] = "mnist_torch"
 
 
@@ -100,7 +100,7 @@ class MnistKerasOptions(PartOptions):
     """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
 
     target = "tutti.models.small:MnistKeras"
-    keras_target = "tutti.frameworks.models.small:mnist_keras"
+    keras_target = "tutti.frameworks.models:mnist_keras"
     name: Literal["mnist_keras"] = "mnist_keras"
 
 
@@ -108,7 +108,7 @@ class CnnOptions(PartOptions):
     """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
 
     target = "tutti.models.cifar:Cnn"
-    keras_target = "tutti.frameworks.models.cifar:cnn"
+    keras_target = "tutti.frameworks.models:cnn"
     name: Literal["cnn"] = "cnn"
     width: Count = 16
     dropout: Fraction = 0.1
@@ -118,7 +118,7 @@ class AlexnetSmallOptions(PartOptions):
     """AlexNet's five convolutions and three dense layers, for small images."""
 
     target = "tutti.models.cifar:AlexnetSmall"
-    keras_target = "tutti.frameworks.models.cifar:alexnet_small"
+    keras_target = "tutti.frameworks.models:alexnet_small"
     name: Literal["alexnet_small"] = "alexnet_small"
     dropout: Fraction = 0.5
     dense: Count = 4096
@@ -137,7 +137,7 @@ class ResNetSmallOptions(PartOptions):
     """The tutorial's 26-layer residual network for small images."""
 
     target = "tutti.models.resnet:ResNetSmall"
-    keras_target = "tutti.frameworks.models.resnet:resnet_small"
+    keras_target = "tutti.frameworks.models:resnet_small"
     name: Literal["resnet_small"] = "resnet_small"
 
 
@@ -152,7 +152,7 @@ class Resnet18Options(ResnetOptions):
     """ResNet-18, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet18"
-    keras_target = "tutti.frameworks.models.resnet:resnet18"
+    keras_target = "tutti.frameworks.models:resnet18"
     name: Literal["resnet18"] = "resnet18"
 
 
@@ -160,7 +160,7 @@ class Resnet34Options(ResnetOptions):
     """ResNet-34, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet34"
-    keras_target = "tutti.frameworks.models.resnet:resnet34"
+    keras_target = "tutti.frameworks.models:resnet34"
     name: Literal["resnet34"] = "resnet34"
 
 
@@ -168,7 +168,7 @@ class Resnet50Options(ResnetOptions):
     """ResNet-50, for large images or (stem: small) small ones."""
 
     target = "tutti.models.resnet:resnet50"
-    keras_target = "tutti.frameworks.models.resnet:resnet50"
+    keras_target = "tutti.frameworks.models:resnet50"
     name: Literal["resnet50"] = "resnet50"
 
 

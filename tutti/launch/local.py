@@ -21,14 +21,7 @@ from typing import Any
 from tutti.errors import Interrupted, LaunchError
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
-from tutti.ranks.process import (
-    FOLDER_VARIABLE,
-    LINE_VARIABLE,
-    end_with_parent,
-    launch_line,
-    name_process,
-    send_signal,
-)
+from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, end_with_parent, launch_line, name_process, send_signal
 from tutti.runs.folder import RunFolder
 
 FORK_SERVER_VARIABLE = "TUTTI_FORK_SERVER"  # set in the environment of the fork server alone

@@ -234,7 +234,7 @@ def test_what_cannot_be_elastic_is_refused(
     given = {"ranks": None, "min_ranks": 2, "max_ranks": 4, "join": None, "resume": None}
     given |= {"wait_seconds": 1.0, "pause_seconds": 1.0} | asked
     with pytest.raises(kind) as refused:
-        elastic.train("digits", overrides, elastic.ElasticOptions(**given))
+        elastic.train("digits", overrides, elastic.ElasticRequest(**given))
     assert message in str(refused.value)
 
 
@@ -242,6 +242,6 @@ def test_a_job_that_is_not_there_cannot_be_joined(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "environ", environment())
     with reserved_port() as port:
         where = f"127.0.0.1:{port}"
-        asked = elastic.ElasticOptions(1, None, None, where, None, 1.0, 1.0)
+        asked = elastic.ElasticRequest(1, None, None, where, None, 1.0, 1.0)
         with pytest.raises(LaunchError, match=f"--join {where}: no job answers there .Connection refused.. Give the"):
             elastic.train("digits", [], asked)
