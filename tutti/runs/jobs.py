@@ -1,12 +1,11 @@
 """job.json: the job that a run was submitted as, and every start it has had."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tutti.errors import FolderError
-from tutti.runs.files import read_dataclass, write_durably
+from tutti.runs.files import read_dataclass, write_dataclass
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import now
 
@@ -50,7 +49,7 @@ class JobRecord:
     format: int = FORMAT
 
     def write(self, folder: RunFolder) -> None:
-        write_durably(folder.job, json.dumps(asdict(self), indent=2) + "\n")
+        write_dataclass(folder.job, self)
 
 
 def describe(outcome: str | None, reason: str | None) -> str:

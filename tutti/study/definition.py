@@ -1,7 +1,6 @@
 """What a study is: its points, how far each of them goes, and the folder that holds them."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tutti.errors import FolderError
-from tutti.runs.files import read_dataclass, read_json, to_dataclass, write_durably
+from tutti.runs.files import read_dataclass, write_dataclass
 from tutti.runs.folder import RunFolder
 
 Kind = Literal["scale", "sweep"]
@@ -35,11 +34,13 @@ class Point:
     id: str  # unique in the study, and the name of its folder: n4-r1
     ranks: int
     overrides: tuple[str, ...]  # on top of the study's own
-    values: Mapping[
-        str, Any
-    ]  # what is varied, by key: {"ranks": 4}, or {"batch.global": 256, "schedule.scaling": "none"}
+    values: Mapping[str, Any]  # what is varied, by key: {"ranks": 4}, {"batch.global": 256, "optim.name": "lars"}
     repeat: int  # counted from 1
     seed: int
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"the id {self.id!r} of a point is not a valid name of a folder")
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,7 @@ class Definition:
     created: str = ""
     launch_line: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        return {"format": 1} | dataclasses.asdict(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> "Definition":
-        """The definition in plain values; a ValueError where they are none."""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"expected a JSON object, found {values!r:.40}")
-        made = to_dataclass({key: value for key, value in values.items() if key != "format"}, cls)
-        for point in made.points:
-            if not _ID.fullmatch(point.id):
-                raise ValueError(f"the id {point.id!r} of a point is no name of a folder")
-        return made
+    format: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,13 +106,13 @@ class StudyFolder:
 
 def write_definition(folder: StudyFolder, definition: Definition) -> None:
     """Keep a study's definition, from which it goes on when it was interrupted."""
-    write_durably(folder.definition, json.dumps(definition.plain(), indent=1) + "\n")
+    write_dataclass(folder.definition, definition, indent=1)
 
 
 def read_definition(folder: StudyFolder) -> Definition:
     """The definition of the study in a folder."""
     try:
-        return Definition.from_plain(read_json(folder.definition))
+        return read_dataclass(folder.definition, Definition)
     except (OSError, ValueError) as error:
         raise FolderError(
             f"{folder.path} holds no study ({folder.definition.name}: {error}): expected a folder that tutti scale or "
@@ -135,7 +123,7 @@ def read_definition(folder: StudyFolder) -> Definition:
 def write_state(folder: StudyFolder, point: str, state: State) -> None:
     """Note how a point stands."""
     folder.state(point).parent.mkdir(exist_ok=True)
-    write_durably(folder.state(point), json.dumps(dataclasses.asdict(state), indent=1) + "\n")
+    write_dataclass(folder.state(point), state, indent=1)
 
 
 def read_state(folder: StudyFolder, point: str) -> State:
