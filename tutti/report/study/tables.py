@@ -17,6 +17,8 @@ from tutti.study.numbers import count, duration, metric_number, metric_words, pe
 from tutti.study.run_figures import RunFigures, Summary
 from tutti.study.series import value_words
 
+_LONG_TEXT = 30
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -26,6 +28,13 @@ class Cell:
     is_number: bool = False
     link: str | None = None
     kind: str = ""  # how it looks: a state
+
+    @property
+    def css_class(self) -> str:
+        """The class of its cell on the page."""
+        if self.link:
+            return "name"
+        return "number" if self.is_number else "words" if len(self.text) > _LONG_TEXT else ""
 
 
 ShowValue = Callable[[str, Any], Cell]
@@ -38,6 +47,11 @@ class Table:
     caption: str
     titles: tuple[str, ...]
     rows: list[list[Cell]]
+
+    @property
+    def number_columns(self) -> list[bool]:
+        """By column, whether all of its cells are numbers."""
+        return [bool(self.rows) and all(row[n].is_number for row in self.rows) for n in range(len(self.titles))]
 
 
 def settings_table(analysis: Analysis) -> Table:
