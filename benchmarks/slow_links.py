@@ -32,7 +32,7 @@ import measure
 
 from tutti.report.study.write import read_study
 from tutti.study.analysis import Analysis
-from tutti.study.fits import Estimate
+from tutti.study.efficiency import Estimate
 from tutti.study.links import NEAR
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -198,7 +198,7 @@ def _bars(once: Analysis, twice: Analysis, conclusions: Sequence[str]) -> dict[s
     low, high = (each.points[-1].efficiency for each in (once.scaling, twice.scaling))
     is_named = any(each.endswith("of that is communication.") for each in conclusions)
     is_told = any("efficiency at 4 ranks rises" in each for each in conclusions)
-    ratios = [each.ratio.value for links in (once.links, twice.links) for each in links.exchanges]
+    ratios = [each.ratio.value for links in (once.links, twice.links) for each in links.comparisons]
     explained = len(ratios) == 4 and all(abs(ratio - 1) <= NEAR for ratio in ratios)
     return {
         "efficiency is lost, and the report names communication": low.is_below(1.0) and is_named,

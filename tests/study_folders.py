@@ -11,10 +11,10 @@ import numpy as np
 
 from tutti.errors import Cause
 from tutti.runs.folder import RunFolder
-from tutti.study.definition import Definition, Goal, Mode, Point, State, StudyFolder, write_definition, write_state
+from tutti.study.definition import Definition, Goal, Mode, Point, PointState, StudyFolder, write_definition, write_state
 
 Speeds = Callable[[int], float]
-FINISHED = State("finished", attempts=1, launch_line="tutti train -n 1")
+FINISHED = PointState("finished", attempts=1, launch_line="tutti train -n 1")
 GOAL = Goal("steps", steps=50, warmup_steps=10)
 SEGMENT = {
     "started": "2026-11-15T10:15:00+00:00",
@@ -41,7 +41,7 @@ class Made:
     per_rank_batch: int = 32
     losses: Callable[[int], float] = lambda step: 0.2 + 2.1 * math.exp(-step / 20)
     epochs: Sequence[Mapping[str, float]] = ()
-    state: State = FINISHED
+    state: PointState = FINISHED
     cause: Cause | None = None  # of its failure
     start: Mapping[str, float] = field(default_factory=lambda: {"train_loss": 2.3, "valid_accuracy": 0.1})
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prepared import PYTHON
 
-from tutti.study.definition import State, StudyFolder, read_definition
-from tutti.study.running import Place, run_study
+from tutti.study.definition import PointState, StudyFolder, read_definition
+from tutti.study.running import PointProgress, run_study
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Noted:
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
 
-    def begins(self, place: Place) -> None:
+    def begins(self, place: PointProgress) -> None:
         print(f"begins {place.point.id}", flush=True)
 
-    def ended(self, place: Place, state: State, seconds: float) -> None:
+    def ended(self, place: PointProgress, state: PointState, seconds: float) -> None:
         self.ends.append((place.point.id, state.state))
 
 

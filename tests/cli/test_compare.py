@@ -142,6 +142,6 @@ def test_the_table_of_runs_has_batch_and_time_and_can_be_sorted(
 
 @pytest.mark.system
 def test_comparing_and_the_board_need_no_torch(tmp_path: Path) -> None:
-    light = "import sys, tutti.cli.board, tutti.cli.runs, tutti.report.curves; print('torch' in sys.modules)"
+    light = "import sys, tutti.cli.board, tutti.cli.runs, tutti.report.runs; print('torch' in sys.modules)"
     done = command(sys.executable, "-c", light, cwd=tmp_path)
     assert (done.code, done.out) == (0, "False\n"), done.all

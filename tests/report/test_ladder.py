@@ -5,7 +5,7 @@ from pathlib import Path
 from made_up import made_up
 
 from tutti.bench.greedy_search import GreedySearch
-from tutti.report.ladder import draw_ladder
+from tutti.report.bench import draw_ladder
 
 
 def test_rungs_that_were_kept_or_not_or_failed_are_drawn(tmp_path: Path) -> None:

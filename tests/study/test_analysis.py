@@ -7,9 +7,9 @@ from study_folders import Made, scale_study, sweep_study
 
 from tutti.runs.step_parts import SHARES
 from tutti.study.analysis import Analysis, analyse
-from tutti.study.definition import Goal, Point, State, StudyFolder, read_definition
+from tutti.study.definition import Goal, Point, PointState, StudyFolder, read_definition
 from tutti.study.outcome import read_outcomes
-from tutti.study.series import axis_of, describe, find_series, value_words
+from tutti.study.sweep_results import axis_of, describe, find_series, value_words
 
 
 def analysis_of(folder: StudyFolder) -> Analysis:
@@ -73,7 +73,9 @@ def test_points_that_failed_or_wait_are_kept_without_figures(tmp_path: Path) -> 
     def made(point: Point) -> Made | None:
         if point.ranks == 8:
             return None
-        return Made(100.0 * point.ranks, state=State("failed", "boom") if point.ranks == 4 else State("finished"))
+        return Made(
+            100.0 * point.ranks, state=PointState("failed", "boom") if point.ranks == 4 else PointState("finished")
+        )
 
     analysis = analysis_of(scale_study(tmp_path / "s", made))
     assert [run.outcome.state.state for run in analysis.runs] == ["finished", "finished", "failed", "waiting"]

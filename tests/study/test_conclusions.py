@@ -7,7 +7,7 @@ from study_folders import Made, scale_study, sweep_study
 
 from tutti.report.study.write import read_study
 from tutti.study.conclusions import conclude
-from tutti.study.definition import Goal, Point, State, StudyFolder
+from tutti.study.definition import Goal, Point, PointState, StudyFolder
 
 
 def sentences(folder: StudyFolder, other: StudyFolder | None = None) -> str:
@@ -106,7 +106,7 @@ def test_time_to_the_target_is_compared(tmp_path: Path) -> None:
 
 def test_what_failed_or_is_missing_is_told(tmp_path: Path) -> None:
     def made(point: Point) -> Made | None:
-        return None if point.ranks == 8 else Made(100.0, state=State("failed" if point.ranks == 4 else "finished"))
+        return None if point.ranks == 8 else Made(100.0, state=PointState("failed" if point.ranks == 4 else "finished"))
 
     said = sentences(scale_study(tmp_path / "s", made))
     assert "1 of 4 points failed: n4-r1." in said

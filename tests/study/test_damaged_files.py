@@ -12,11 +12,10 @@ from study_folders import FINISHED, GOAL, Made, write_study
 
 from tutti.config.schema import LARGEST_SEED
 from tutti.errors import ConfigError, FolderError
-from tutti.study.definition import Definition, Point, State, StudyFolder, read_definition, read_state
-from tutti.study.outcome import read_outcomes
-from tutti.study.run_figures import read_figures
+from tutti.study.definition import Definition, Point, PointState, StudyFolder, read_definition, read_state
+from tutti.study.outcome import read_figures, read_outcomes
 from tutti.study.scale import scale_points
-from tutti.study.sweep import Axis, Grid, sweep_points
+from tutti.study.sweep import SweepAxis, SweepGrid, sweep_points
 
 POINTS = tuple(Point(f"n{ranks}-r1", ranks, ("batch.per_rank=32",), {"ranks": ranks}, 1, 42) for ranks in (1, 2))
 STUDY = Definition(
@@ -58,9 +57,9 @@ def test_a_damaged_state_is_read_or_refused(tmp_path: Path, content: bytes) -> N
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     found = read_or_refuse(lambda: read_state(folder, "n1-r1"), path)
-    assert found is None or isinstance(found, State)
+    assert found is None or isinstance(found, PointState)
     path.unlink()
-    assert read_state(folder, "n1-r1") == State()
+    assert read_state(folder, "n1-r1") == PointState()
 
 
 @many(60)
@@ -94,7 +93,9 @@ def test_a_study_whose_seeds_are_out_of_range_is_refused() -> None:
     last = f"seed={LARGEST_SEED}"
     said = f"seed={LARGEST_SEED + 1} .*expected a whole number from 0 to {LARGEST_SEED}"
     with pytest.raises(ConfigError, match=said):
-        sweep_points("digits", [last], Grid((Axis("epochs", ("1", "2")),), seeds=2), GOAL, skip_impossible=False)
+        sweep_points(
+            "digits", [last], SweepGrid((SweepAxis("epochs", ("1", "2")),), seeds=2), GOAL, skip_impossible=False
+        )
     full = type(GOAL)("full")
     with pytest.raises(ConfigError, match=said):
         scale_points("digits", [last], [1], "weak", full, repeats=2)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tutti.study.fits import (
+from tutti.study.efficiency import (
     Estimate,
     draw_medians,
     estimate,

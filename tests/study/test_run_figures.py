@@ -6,21 +6,29 @@ from typing import Any
 import pytest
 
 from tutti.errors import Cause
-from tutti.study.definition import Goal, Point, State
-from tutti.study.outcome import Epoch, Outcome, Window
-from tutti.study.run_figures import NOT_FINITE, find_collapse, find_outliers, read_figures, summarise
+from tutti.study.definition import Goal, Point, PointState
+from tutti.study.outcome import (
+    NOT_FINITE,
+    Epoch,
+    PointOutcome,
+    Window,
+    find_collapse,
+    find_outliers,
+    read_figures,
+    summarise,
+)
 
 POINT = Point("n1-r1", 1, (), {"ranks": 1}, 1, 42)
 START = {"train_loss": 2.3, "valid_accuracy": 0.08}
 
 
-def outcome(accuracies: tuple[float, ...] = (0.5, 0.9, 0.8), train_loss: float = 0.3, **more: Any) -> Outcome:
+def outcome(accuracies: tuple[float, ...] = (0.5, 0.9, 0.8), train_loss: float = 0.3, **more: Any) -> PointOutcome:
     epochs = tuple(
         Epoch(n, 10 * n, 1.5 * n, {"train_loss": train_loss, "valid_accuracy": each, "valid_loss": 1 - each})
         for n, each in enumerate(accuracies, 1)
     )
-    values: dict[str, Any] = {"state": State("finished"), "epochs": epochs, "start": START}
-    return Outcome(**{"point": POINT, "folder": "x", "losses": ((5, 1.0, 2.0),)} | values | more)
+    values: dict[str, Any] = {"state": PointState("finished"), "epochs": epochs, "start": START}
+    return PointOutcome(**{"point": POINT, "folder": "x", "losses": ((5, 1.0, 2.0),)} | values | more)
 
 
 def test_the_first_epoch_at_the_target_is_when_it_is_reached() -> None:
@@ -63,7 +71,7 @@ def test_a_loss_above_its_start_is_a_collapse() -> None:
     "more",
     [
         {"losses": ((5, 1.0, 2.0), (10, 2.0, math.nan))},
-        {"losses": (), "epochs": (), "state": State("failed", "any text"), "cause": Cause.DIVERGED},
+        {"losses": (), "epochs": (), "state": PointState("failed", "any text"), "cause": Cause.DIVERGED},
     ],
 )
 def test_a_loss_that_is_not_finite_is_a_collapse(more: dict[str, Any]) -> None:
@@ -71,7 +79,7 @@ def test_a_loss_that_is_not_finite_is_a_collapse(more: dict[str, Any]) -> None:
 
 
 def test_a_failure_of_another_kind_is_no_collapse() -> None:
-    failed = State("failed", "a text about the loss is nan")
+    failed = PointState("failed", "a text about the loss is nan")
     assert find_collapse(outcome(state=failed, cause=Cause.OUT_OF_MEMORY)) is None
 
 
@@ -91,7 +99,7 @@ def test_values_that_are_close_have_no_outlier() -> None:
 
 def test_a_run_that_has_not_finished_has_no_speed() -> None:
     windows = (Window(5, 1.0, 100.0, {}),)
-    found = read_figures(outcome(windows=windows, state=State("running")), Goal("full"))
+    found = read_figures(outcome(windows=windows, state=PointState("running")), Goal("full"))
     assert found.speed is None
     assert found.reached is None
 

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from tutti.errors import FolderError, Interrupted
 from tutti.runs.folder import RunFolder
-from tutti.study.definition import Definition, Goal, State, StudyFolder, read_definition, read_state
+from tutti.study.definition import Definition, Goal, PointState, StudyFolder, read_definition, read_state
 from tutti.study.executors import reason_of
 from tutti.study.folder import find_study, held, make_study
 from tutti.study.outcome import read_outcomes
@@ -79,7 +79,7 @@ def starts(plan: Path, point: str) -> list[str]:
     ],
 )
 def test_what_is_left_of_a_point(state, goal, run_state, has_checkpoint, retry, expected) -> None:
-    assert decide(State(state), goal, run_state, has_checkpoint, retry) == expected
+    assert decide(PointState(state), goal, run_state, has_checkpoint, retry) == expected
 
 
 @pytest.mark.system
@@ -177,7 +177,7 @@ def test_a_study_that_is_told_to_end_ends_its_point_and_lets_it_go_on(
     process.send_signal(signal.SIGINT)
     told = process.communicate()[1].decode()
     assert "stopped from outside, with 3 of 3 points left" in told
-    assert read_state(folder, "n1-r1") == State(
+    assert read_state(folder, "n1-r1") == PointState(
         "waiting", attempts=1, started=read_state(folder, "n1-r1").started, launch_line=_line(folder, wishes)
     )
 

@@ -4,8 +4,8 @@ import pytest
 
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
+from tutti.study.checking import describe_goal, goal_overrides, read_goal
 from tutti.study.definition import Goal
-from tutti.study.goals import describe, goal_overrides, read_goal
 from tutti.study.scale import fixed_batch, read_mode, read_ranks, scale_points
 
 TIMED = Goal("steps", 100, 20)
@@ -86,14 +86,14 @@ def test_a_run_to_a_target_stops_there_and_a_timed_one_does_not() -> None:
     own = ["stop_at.valid_accuracy=0.1"]
     assert scale_points("digits", own, [1], "weak", goal, 1)[0].config.stop_at == {"valid_loss": 0.5}
     assert scale_points("digits", own, [1], "weak", TIMED, 1)[0].config.stop_at is None
-    assert describe(goal) == "to valid_loss=0.5, or the whole recipe"
+    assert describe_goal(goal) == "to valid_loss=0.5, or the whole recipe"
 
 
 def test_where_time_is_not_the_question_a_target_is_noted_and_training_goes_on() -> None:
     goal = read_goal(None, None, "valid_loss=0.5", False, timed=False)
     assert goal == Goal("full", metric="valid_loss", target=0.5)
     assert not any("stop_at" in word for word in goal_overrides(goal, resolve("digits").config, 1))
-    assert describe(goal) == "the whole recipe, and when it comes to valid_loss=0.5"
+    assert describe_goal(goal) == "the whole recipe, and when it comes to valid_loss=0.5"
 
 
 def test_all_points_that_cannot_be_are_told_at_once() -> None:

@@ -14,7 +14,7 @@ from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.launch.cluster.status import Status
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, JobRecord, read_job
-from tutti.study.definition import Definition, Goal, State, StudyFolder, read_state, write_state
+from tutti.study.definition import Definition, Goal, PointState, StudyFolder, read_state, write_state
 from tutti.study.folder import make_study
 from tutti.study.scale import scale_points
 from tutti.study.submitted import judge, prepare_jobs, submit_missing, write_jobs
@@ -71,8 +71,8 @@ def test_points_are_jobs_of_which_each_waits_for_the_one_before(cluster: Path) -
 @pytest.mark.system
 def test_only_what_is_missing_is_submitted_and_what_failed_if_asked(cluster: Path) -> None:
     folder, definition = make(cluster)
-    write_state(folder, "n1-r1", State("failed", reason="x", attempts=1, job="7"))
-    write_state(folder, "n2-r1", State("running", attempts=1, job="8"))
+    write_state(folder, "n1-r1", PointState("failed", reason="x", attempts=1, job="7"))
+    write_state(folder, "n2-r1", PointState("running", attempts=1, job="8"))
     assert submit_missing(folder, definition) == ["n4-r1"]
     assert "afterany:8 " in (cluster / "asked").read_text()
     assert submit_missing(folder, definition, retry=True) == ["n1-r1"]
@@ -124,5 +124,5 @@ def test_a_point_stands_as_its_job_does(known, outcome, expected, reason, tmp_pa
         "41", "2026-11-16T10:00:00+00:00", 0, code=2 if outcome == "failed" else None, outcome=outcome, ended="then"
     )
     job = JobRecord("slurm", "slurm", "digits", {}, 10, "job.sh", ids=["41"], attempts=[attempt])
-    state = judge(State("submitted", job="41"), Status(RunFolder(tmp_path), job, known, 0, None, {}))
+    state = judge(PointState("submitted", job="41"), Status(RunFolder(tmp_path), job, known, 0, None, {}))
     assert (state.state, state.reason, state.job) == (expected, reason, "41")

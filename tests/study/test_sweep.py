@@ -3,15 +3,15 @@
 import pytest
 
 from tutti.errors import ConfigError
-from tutti.study.checking import describe
+from tutti.study.checking import describe_values
 from tutti.study.definition import Goal
-from tutti.study.sweep import Axis, Grid, read_axes, split_values, sweep_points
+from tutti.study.sweep import SweepAxis, SweepGrid, read_axes, split_values, sweep_points
 
 FULL = Goal("full")
 
 
 def plan(*axes: str, overrides=(), skip=False, **grid):
-    return sweep_points("digits", overrides, Grid(read_axes(axes), **grid), FULL, skip)
+    return sweep_points("digits", overrides, SweepGrid(read_axes(axes), **grid), FULL, skip)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_grid_is_every_combination_one_seed_after_another() -> None:
 
 
 def test_values_may_be_lists() -> None:
-    found, _ = sweep_points("digits/mlp", [], Grid(read_axes(["model.hidden=[64],[128,64]"])), FULL, False)
+    found, _ = sweep_points("digits/mlp", [], SweepGrid(read_axes(["model.hidden=[64],[128,64]"])), FULL, False)
     assert [each.config.plain()["model"]["hidden"] for each in found] == [[64], [128, 64]]
     assert [each.point.id for each in found] == ["64-r1", "128-64-r1"]
 
@@ -63,7 +63,7 @@ def test_values_may_be_lists() -> None:
 def test_keys_that_belong_together_vary_together() -> None:
     found, _ = plan("optim={name: sgd, lr: 0.1},{name: adamw, lr: 1e-3}")
     assert [(each.config.optim.name, each.config.optim.lr) for each in found] == [("sgd", 0.1), ("adamw", 0.001)]
-    assert describe(found[0].point.values) == "optim={name: sgd, lr: 0.1}"
+    assert describe_values(found[0].point.values) == "optim={name: sgd, lr: 0.1}"
 
 
 def test_values_that_make_no_names_are_numbered() -> None:
@@ -119,4 +119,4 @@ def test_what_cannot_be_is_refused(call, message) -> None:
 
 
 def test_an_axis_keeps_values_as_they_were_written() -> None:
-    assert read_axes(["optim.lr=1e-3,3e-3"]) == (Axis("optim.lr", ("1e-3", "3e-3")),)
+    assert read_axes(["optim.lr=1e-3,3e-3"]) == (SweepAxis("optim.lr", ("1e-3", "3e-3")),)

@@ -86,7 +86,7 @@ def _bench_recipe(
 
 def _show(found: "Bench") -> None:
     from tutti.bench.measure import PICTURE
-    from tutti.report.phases import draw_phases
+    from tutti.report.bench import draw_phases
 
     if len(found.found) == 1:
         _print_phases(found.found[0])

@@ -53,7 +53,7 @@ def bench_collectives(
         with open_session("bench", config, placement, folder) as session:
             _measure(session, CollectivesRequest(**asked, trials=trials, seconds=seconds))
 
-    on_ranks("bench", config, _count(ranks), ["tutti.bench.collectives.measure", "tutti.report.collectives"], work)
+    on_ranks("bench", config, _count(ranks), ["tutti.bench.collectives.measure", "tutti.report.bench"], work)
 
 
 def _parse_operations(text: str | None) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def _measure(session: "Session", request: "CollectivesRequest") -> None:
         measured, dropped = measure(session, request, tell)
     if not session.group.is_first:
         return
-    from tutti.report.collectives import draw_collectives
+    from tutti.report.bench import draw_collectives
 
     results = Results(_conditions(session, request), measured, dropped)
     results.write(session.folder.path)

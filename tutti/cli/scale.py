@@ -21,7 +21,7 @@ from tutti.cli.options import (
 )
 from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume_study, start_study, wishes_for
 from tutti.errors import ConfigError
-from tutti.study.goals import read_goal
+from tutti.study.checking import read_goal
 from tutti.study.scale import read_mode, read_ranks, scale_points
 
 app = typer.Typer()

@@ -24,16 +24,24 @@ from tutti.launch.cluster.resources import Wishes
 from tutti.runs.record import now, versions
 from tutti.runs.step_parts import StepPart
 from tutti.study.analysis import Analysis, Setting, analyse
-from tutti.study.checking import Checked
-from tutti.study.definition import Definition, Goal, Kind, Mode, Point, State, StudyFolder, read_definition, read_state
+from tutti.study.checking import Checked, describe_goal
+from tutti.study.definition import (
+    Definition,
+    Goal,
+    Kind,
+    Mode,
+    Point,
+    PointState,
+    StudyFolder,
+    read_definition,
+    read_state,
+)
 from tutti.study.executors import Executor, Local, check_at_once, check_room, choose_executor
 from tutti.study.folder import find_study, held, make_study
-from tutti.study.goals import describe
-from tutti.study.outcome import Outcome, read_outcomes
-from tutti.study.run_figures import RunFigures, Summary, read_figures, summarise
-from tutti.study.running import Place, run_study
-from tutti.study.series import value_words
+from tutti.study.outcome import PointOutcome, RunFigures, Summary, read_figures, read_outcomes, summarise
+from tutti.study.running import PointProgress, run_study
 from tutti.study.submitted import look_at_jobs, prepare_jobs, submit_missing, write_jobs
+from tutti.study.sweep_results import value_words
 
 _REASON_LENGTH = 80  # characters of a reason in a line
 
@@ -173,7 +181,7 @@ def _note_shared_cores(config: RunConfig, executor: Executor, most: int) -> None
 
 def _describe(definition: Definition) -> str:
     mode = f"{definition.mode}, " if definition.mode else ""
-    return f"{mode}{units.count(len(definition.points), 'point')}, each {describe(definition.goal)}"
+    return f"{mode}{units.count(len(definition.points), 'point')}, each {describe_goal(definition.goal)}"
 
 
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
@@ -229,14 +237,14 @@ class StudyProgress:
         if self._bar:
             self._bar.stop()
 
-    def begins(self, place: Place) -> None:
+    def begins(self, place: PointProgress) -> None:
         if self._bar:
             text = f"point {place.number} of {place.of}: {place.point.id}"
             done = len(self._seconds)
             left = self._left(place.of - done)
             self._bar.update(self._task, description=text, completed=done, total=place.of, left=left, refresh=True)
 
-    def ended(self, place: Place, state: State, seconds: float) -> None:
+    def ended(self, place: PointProgress, state: PointState, seconds: float) -> None:
         self._seconds.append(seconds)
         words = [f"point {place.number:>{len(str(place.of))}} of {place.of}", f"{place.point.id:<{self._width}}"]
         words += (
@@ -295,7 +303,7 @@ def _write_report(folder: StudyFolder, states: set[str]) -> str:
     return str(written.page)
 
 
-def print_study(definition: Definition, outcomes: Sequence[Outcome]) -> None:
+def print_study(definition: Definition, outcomes: Sequence[PointOutcome]) -> None:
     """Print the results of all points, repeats together."""
     analysis = analyse(definition, outcomes)
     rows = [_row(analysis, setting) for setting in analysis.settings]

@@ -20,8 +20,8 @@ from tutti.cli.options import (
     examples,
 )
 from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume_study, start_study, wishes_for
-from tutti.study.goals import read_goal
-from tutti.study.sweep import Grid, read_axes, sweep_points
+from tutti.study.checking import read_goal
+from tutti.study.sweep import SweepGrid, read_axes, sweep_points
 
 app = typer.Typer()
 
@@ -73,7 +73,7 @@ def sweep(
         resume_study(resume, "sweep", where, retry)
         return
     recipe = recipe_of(recipe, retry, "tutti sweep RECIPE --set batch.global=64,256")
-    grid = Grid(read_axes(axes or ()), 1 if seeds is None else seeds, 1 if ranks is None else ranks, micro)
+    grid = SweepGrid(read_axes(axes or ()), 1 if seeds is None else seeds, 1 if ranks is None else ranks, micro)
     goal = read_goal(None, None, target, False, timed=False)
     checked, left_out = sweep_points(recipe, overrides or (), grid, goal, skip_impossible)
     for fault in left_out:

@@ -113,7 +113,7 @@ def _line(rung: TriedChange) -> str:
 def _show(tuned: "Tuned", recipe: str) -> None:
     """Print all changes, what is left to try, and the path of the tuned recipe."""
     from tutti.bench.tune import PICTURE
-    from tutti.report.ladder import draw_ladder
+    from tutti.report.bench import draw_ladder
 
     search = tuned.search
     titles = ["rung", "overrides", "before", "after", "gain", "outcome"]

@@ -13,8 +13,7 @@ from typing import Any
 from tutti.study.definition import Definition
 from tutti.study.efficiency import Scaling, measure_scaling
 from tutti.study.links import Links
-from tutti.study.outcome import Outcome
-from tutti.study.run_figures import RunFigures, Summary, find_outliers, read_figures, summarise
+from tutti.study.outcome import PointOutcome, RunFigures, Summary, find_outliers, read_figures, summarise
 
 _FAR = 0.05  # of the speed: an outlier among repeats is at least as far away
 
@@ -83,9 +82,9 @@ class Analysis:
         return [key for key in keys if len({_plain(setting.values.get(key)) for setting in self.settings}) > 1]
 
 
-def analyse(definition: Definition, outcomes: Sequence[Outcome]) -> Analysis:
+def analyse(definition: Definition, outcomes: Sequence[PointOutcome]) -> Analysis:
     """All figures of a study; points that failed or have not run are kept without figures."""
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[PointOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_plain([outcome.point.ranks, dict(outcome.point.values)]), []).append(outcome)
     settings = [_setting(definition, group) for group in groups.values()]
@@ -95,7 +94,7 @@ def analyse(definition: Definition, outcomes: Sequence[Outcome]) -> Analysis:
     return Analysis(definition, tuple(settings), _metric(definition, outcomes), scaling)
 
 
-def _setting(definition: Definition, group: Sequence[Outcome]) -> Setting:
+def _setting(definition: Definition, group: Sequence[PointOutcome]) -> Setting:
     runs = [read_figures(outcome, definition.goal) for outcome in sorted(group, key=lambda each: each.point.repeat)]
     timed = [run for run in runs if run.speed and definition.at_once == 1]
     speeds = [run.speed.median for run in timed if run.speed]
@@ -104,7 +103,7 @@ def _setting(definition: Definition, group: Sequence[Outcome]) -> Setting:
     return Setting(group[0].point.values, group[0].point.ranks, tuple(runs))
 
 
-def _metric(definition: Definition, outcomes: Sequence[Outcome]) -> str | None:
+def _metric(definition: Definition, outcomes: Sequence[PointOutcome]) -> str | None:
     """The goal's metric, else the accuracy, else another, else the loss; none where runs are only timed."""
     if definition.goal.metric is not None or definition.goal.kind == "steps":
         return definition.goal.metric

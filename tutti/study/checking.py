@@ -1,20 +1,110 @@
-"""Every point of a study looked at before the first one starts: what cannot be is told in one message.
+"""Goals of a study, and the check of every point before the first one starts; all faults are one message."""
 
-Light: imports no torch, unless a recipe names a part of the user's own.
-"""
-
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tutti.config.check import check_best
+from tutti.config.check import check_best, check_measured, check_stop
 from tutti.config.load import resolve
 from tutti.config.parts import UserPartOptions
-from tutti.config.plan import make_plan
+from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import make_schedule
 from tutti.errors import ConfigError
 from tutti.study.definition import Goal, Point
-from tutti.study.goals import check_metric, goal_overrides
+
+STEPS, WARMUP_STEPS = 100, 20
+_WINDOWS = 10  # in which speed is measured, so that it has a spread
+
+
+def read_goal(steps: int | None, warmup: int | None, target: str | None, full: bool, timed: bool) -> Goal:
+    """The goal that was asked for, of which there is one at most; with none, speed alone where time is the question.
+
+    A target ends the runs of a study of time; in others they go on to the end of the recipe, whose metrics are wanted.
+    """
+    asked = {"--steps": steps is not None, "--target": target is not None, "--full": full}
+    named = [option for option, given in asked.items() if given]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)}: expected one goal at most. Leave out all but one of them.")
+    if warmup is not None and (target is not None or full):
+        raise ConfigError(f"--warmup {warmup} with {named[0]}: expected --steps, or no goal. Leave out --warmup.")
+    if target is not None:
+        metric, value = _read_target(target)
+        return Goal("target" if timed else "full", metric=metric, target=value)
+    if full or (steps is None and not timed):
+        return Goal("full")
+    return _timed(STEPS if steps is None else steps, WARMUP_STEPS if warmup is None else warmup)
+
+
+def check_metric(goal: Goal, config: RunConfig) -> None:
+    """Refuse a target, of the study or of the recipe, for a metric that the recipe does not measure."""
+    check_stop(config, config.metrics)
+    if goal.metric is not None:
+        check_measured(f"--target {goal.metric}={goal.target:g}", goal.metric, config.recipe, config.metrics)
+
+
+def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
+    """What a goal changes in a recipe: a run to a target stops there; one that is only timed saves nothing."""
+    if goal.kind == "target":
+        yield f"stop_at={{{goal.metric}: {goal.target!r}}}"
+    if goal.kind != "steps":
+        return
+    total = goal.warmup_steps + (goal.steps or 0)
+    yield from (f"max_steps={total}", "stop_at=null")
+    samples = config.data.train_samples()
+    if samples is None:
+        epochs = total  # an epoch has one step or more
+    else:
+        plan = make_plan(config, ranks, samples)
+        epochs = math.ceil(total / plan.steps_per_epoch)
+        if _learning_warmup(config, plan) > total:
+            yield f"schedule.warmup_steps={total}"
+    if epochs > config.epochs:
+        yield f"epochs={epochs}"
+    yield f"log.every_steps={window_of(goal)}"
+    yield from ("log.tensorboard=false", "log.phases=true")
+    yield from ("checkpoint.every_steps=null", "checkpoint.every_epochs=null", "checkpoint.best=null")
+
+
+def window_of(goal: Goal) -> int:
+    """The steps of a log window in a run that is only timed."""
+    return max(1, (goal.steps or 0) // _WINDOWS)
+
+
+def describe_goal(goal: Goal) -> str:
+    """For people: how far a point goes."""
+    if goal.kind == "steps":
+        return f"{goal.steps} steps after {goal.warmup_steps} of warm-up"
+    if goal.kind == "target":
+        return f"to {goal.metric}={goal.target:g}, or the whole recipe"
+    return "the whole recipe" + ("" if goal.metric is None else f", and when it comes to {goal.metric}={goal.target:g}")
+
+
+def _learning_warmup(config: RunConfig, plan: Plan) -> int:
+    """The steps over which the learning rate rises."""
+    wish = config.schedule
+    return wish.warmup_steps or round((wish.warmup_epochs or 0) * plan.steps_per_epoch)
+
+
+def _timed(steps: int, warmup: int) -> Goal:
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: expected 1 or more. Try --steps {STEPS}.")
+    if warmup < 0:
+        raise ConfigError(f"--warmup {warmup}: expected 0 or more. Try --warmup {WARMUP_STEPS}.")
+    window = window_of(Goal("steps", steps))
+    return Goal("steps", steps, math.ceil(warmup / window) * window)  # no window is half warm-up
+
+
+def _read_target(text: str) -> tuple[str, float]:
+    metric, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not metric or not math.isfinite(number):
+        raise ConfigError(f"--target {text!r}: expected METRIC=NUMBER, for example valid_accuracy=0.95.")
+    return metric, number
+
 
 _SHOWN = 12  # faults in a message
 
@@ -66,11 +156,11 @@ def complete_all(
         try:
             found.append(complete(recipe, overrides, goal, point))
         except ConfigError as error:
-            faults.append(Fault(describe(point.values), str(error)))
+            faults.append(Fault(describe_values(point.values), str(error)))
     return found, faults
 
 
-def describe(values: Mapping[str, object]) -> str:
+def describe_values(values: Mapping[str, object]) -> str:
     """What is varied, in the words of a command line."""
     return " ".join(f"{key}={show(value)}" for key, value in values.items())
 

@@ -8,8 +8,7 @@ from tutti.study.analysis import Analysis
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.links import conclude_links
 from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between, times
-from tutti.study.series import describe
-from tutti.study.sweep_conclusions import conclude_sweep, is_better
+from tutti.study.sweep_results import conclude_sweep, describe, is_better
 
 
 def compare_studies(analysis: Analysis, other: Analysis) -> list[str]:

@@ -62,7 +62,7 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class State:
+class PointState:
     """How a point stands; what it has measured is in its run folder."""
 
     state: Literal["waiting", "running", "submitted", "finished", "failed"] = "waiting"
@@ -120,18 +120,18 @@ def read_definition(folder: StudyFolder) -> Definition:
         ) from error
 
 
-def write_state(folder: StudyFolder, point: str, state: State) -> None:
+def write_state(folder: StudyFolder, point: str, state: PointState) -> None:
     """Note how a point stands."""
     folder.state(point).parent.mkdir(exist_ok=True)
     write_dataclass(folder.state(point), state, indent=1)
 
 
-def read_state(folder: StudyFolder, point: str) -> State:
+def read_state(folder: StudyFolder, point: str) -> PointState:
     """How a point stands; one of which nothing is known waits."""
     path = folder.state(point)
     try:
-        return read_dataclass(path, State)
+        return read_dataclass(path, PointState)
     except OSError:
-        return State()
+        return PointState()
     except ValueError as error:
         raise FolderError(f"{path} is damaged ({error}). Remove it, and the point runs again.") from error

@@ -1,7 +1,4 @@
-"""How a recipe scales with ranks: speed, speed-up and efficiency with intervals, and what communication takes.
-
-Light: imports no torch.
-"""
+"""Speed, speed-up and efficiency by number of ranks, with bootstrap intervals, and the laws of scaling fitted to them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +7,135 @@ import numpy as np
 
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.definition import Definition, Mode
-from tutti.study.fits import (
-    CommunicationFit,
-    Estimate,
-    SerialFraction,
-    draw_medians,
-    estimate,
-    fit_amdahl,
-    fit_communication,
-    fit_gustafson,
-    median_of_runs,
-)
-from tutti.study.outcome import Outcome, Window, shares_together
+from tutti.study.outcome import PointOutcome, Window, shares_together
+
+DRAWS = 1000
+LEVEL = 0.95
+_SEED = 20  # intervals of the same numbers are the same in every report
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the interval that holds it at LEVEL."""
+
+    value: float
+    low: float
+    high: float
+
+    def is_above(self, other: "Estimate | float") -> bool:
+        """Whether it is larger beyond both intervals."""
+        return self.low > (other.high if isinstance(other, Estimate) else other)
+
+    def is_below(self, other: "Estimate | float") -> bool:
+        """Whether it is smaller beyond both intervals."""
+        return self.high < (other.low if isinstance(other, Estimate) else other)
+
+
+@dataclass(frozen=True)
+class SerialFraction:
+    """The part of the work that more ranks do not make faster, by Amdahl's law or by Gustafson's."""
+
+    law: str
+    fraction: Estimate
+    residual: float  # root mean square, as a part of what was measured
+
+
+@dataclass(frozen=True)
+class CommunicationFit:
+    """Exposed seconds a step on n ranks = latency + volume * 2 (n - 1) / n."""
+
+    latency_seconds: Estimate
+    volume_seconds: Estimate
+    residual: float
+
+    def seconds(self, ranks: float) -> float:
+        return self.latency_seconds.value + self.volume_seconds.value * ring_volume(ranks)
+
+
+def ring_volume(ranks: float) -> float:
+    """What a link carries in an all-reduce over a ring, as a multiple of the message."""
+    return 2 * (ranks - 1) / ranks
+
+
+def median_of_runs(runs: Sequence[Sequence[float]]) -> float:
+    """The median over runs of the median over their windows."""
+    return float(np.median([np.median(windows) for windows in runs]))
+
+
+def draw_medians(runs: Sequence[Sequence[float]], key: int, draws: int = DRAWS) -> np.ndarray:
+    """What `median_of_runs` gives when runs, and windows within them, are drawn anew with replacement."""
+    generator = np.random.default_rng([_SEED, key])
+    chosen = generator.integers(len(runs), size=(len(runs), draws))
+    medians = np.empty(chosen.shape)
+    for number, windows in enumerate(runs):
+        places = chosen == number
+        medians[places] = _redrawn_medians(np.sort(np.asarray(windows, float)), generator, int(places.sum()))
+    return np.median(medians, axis=0)
+
+
+def estimate(value: float, draws: np.ndarray) -> Estimate:
+    """A value with the middle of its draws as interval."""
+    edge = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(draws, [edge, 100 - edge])
+    return Estimate(float(value), float(low), float(high))
+
+
+def fit_amdahl(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> SerialFraction | None:
+    """Time of a fixed amount of work = serial + parallel / ranks, from samples/s by ranks."""
+    return _fit_serial("Amdahl", speeds, draws, lambda n: 1 / n, lambda speed: 1 / speed)
+
+
+def fit_gustafson(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> SerialFraction | None:
+    """Work done in a fixed time = serial + parallel * ranks, from samples/s by ranks."""
+    return _fit_serial("Gustafson", speeds, draws, lambda n: n, lambda speed: speed)
+
+
+def fit_communication(seconds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> CommunicationFit | None:
+    """Exposed seconds a step by ranks; one rank alone has none, and two numbers of ranks are the least."""
+    ranks = sorted(n for n in seconds if n > 1 and seconds[n] > 0)
+    if len(ranks) < 2:
+        return None
+    volume = np.array([ring_volume(n) for n in ranks])
+    latency, slope, residual = _fit_line(volume, np.array([[seconds[n]] for n in ranks]))
+    latencies, slopes, _ = _fit_line(volume, np.stack([draws[n] for n in ranks]))
+    return CommunicationFit(estimate(latency[0], latencies), estimate(slope[0], slopes), float(residual[0]))
+
+
+def _fit_serial(law, speeds, draws, of_ranks, of_speed) -> SerialFraction | None:
+    ranks = sorted(speeds)
+    if len(ranks) < 2:
+        return None
+    along = np.array([of_ranks(n) for n in ranks], float)
+    serial, parallel, residual = _fit_line(along, np.array([[of_speed(speeds[n])] for n in ranks]))
+    drawn = _fit_line(along, np.stack([of_speed(draws[n]) for n in ranks]))
+    fraction = serial[0] / (serial[0] + parallel[0])
+    return SerialFraction(law, estimate(fraction, drawn[0] / (drawn[0] + drawn[1])), float(residual[0]))
+
+
+def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Intercept, slope and relative residual of each column of y, by least squares of relative deviations."""
+    weights = 1 / np.maximum(np.abs(y), 1e-300) ** 2
+    x = np.broadcast_to(x[:, None], y.shape)
+    total = weights.sum(0)
+    mean_x, mean_y = (weights * x).sum(0) / total, (weights * y).sum(0) / total
+    slope = (weights * (x - mean_x) * (y - mean_y)).sum(0) / (weights * (x - mean_x) ** 2).sum(0)
+    intercept = mean_y - slope * mean_x
+    residual = np.sqrt(((intercept + slope * x - y) ** 2 * weights).mean(0))
+    return intercept, slope, residual
+
+
+def _redrawn_medians(ordered: np.ndarray, generator: np.random.Generator, draws: int) -> np.ndarray:
+    """Medians of `draws` samples with replacement, each as large as `ordered`.
+
+    A value drawn with replacement is `ordered[floor(n * u)]` for a uniform u, and the middle one of n uniform numbers
+    has a beta distribution: so a median is drawn at once, without the n values around it.
+    """
+    n = len(ordered)
+    lower = (n + 1) // 2  # counted from 1
+    low = generator.beta(lower, n + 1 - lower, draws)
+    high = low if n % 2 else low + (1 - low) * generator.beta(1, n - lower, draws)
+    places = [np.minimum((n * each).astype(int), n - 1) for each in (low, high)]
+    return (ordered[places[0]] + ordered[places[1]]) / 2
 
 
 @dataclass(frozen=True)
@@ -61,9 +175,9 @@ class Scaling:
         return next((point for point in self.points if point.ranks == ranks), None)
 
 
-def measure_scaling(definition: Definition, outcomes: Sequence[Outcome]) -> Scaling | None:
+def measure_scaling(definition: Definition, outcomes: Sequence[PointOutcome]) -> Scaling | None:
     """The scaling of all numbers of ranks with a finished run; None where there is none."""
-    runs: dict[int, list[Outcome]] = {}
+    runs: dict[int, list[PointOutcome]] = {}
     for outcome in outcomes:
         if outcome.is_finished and outcome.windows:
             runs.setdefault(outcome.point.ranks, []).append(outcome)
@@ -78,7 +192,7 @@ def measure_scaling(definition: Definition, outcomes: Sequence[Outcome]) -> Scal
 
 
 def _point(
-    runs: Sequence[Outcome], more: float, speeds: tuple[float, float], draws: tuple[np.ndarray, np.ndarray]
+    runs: Sequence[PointOutcome], more: float, speeds: tuple[float, float], draws: tuple[np.ndarray, np.ndarray]
 ) -> ScalePoint:
     """One number of ranks, `more` times the smallest, with the speeds of both."""
     first = runs[0]
@@ -99,7 +213,7 @@ def _point(
     )
 
 
-def _share_estimates(runs: Sequence[Outcome]) -> dict[StepPart, Estimate]:
+def _share_estimates(runs: Sequence[PointOutcome]) -> dict[StepPart, Estimate]:
     known = [[window.shares for window in run.windows if window.shares] for run in runs]
     known = [shares for shares in known if shares]
     values = {part: [[each[part] for each in shares] for shares in known] for part in SHARES} if known else {}
@@ -112,11 +226,11 @@ def _medians(runs, of_window) -> tuple[dict[int, float], dict[int, np.ndarray]]:
     return {n: median_of_runs(each) for n, each in values.items()}, {n: draw_medians(v, n) for n, v in values.items()}
 
 
-def _with_phases(runs: Mapping[int, Sequence[Outcome]]) -> dict[int, list[Outcome]]:
+def _with_phases(runs: Mapping[int, Sequence[PointOutcome]]) -> dict[int, list[PointOutcome]]:
     """The runs whose windows all have shares."""
     kept = {n: [run for run in group if all(w.shares for w in run.windows)] for n, group in runs.items()}
     return {n: group for n, group in kept.items() if group and all("global_batch" in run.plan for run in group)}
 
 
-def _communication_seconds(window: Window, run: Outcome) -> float:
+def _communication_seconds(window: Window, run: PointOutcome) -> float:
     return window.shares[StepPart.COMMUNICATION] * run.plan["global_batch"] / window.samples_per_second

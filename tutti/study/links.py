@@ -13,17 +13,16 @@ from tutti.bench.collectives.results import FILE, read_conditions
 from tutti.config.schema import MOST_DIRECT_BYTES
 from tutti.errors import ConfigError, FolderError
 from tutti.runs.step_parts import StepPart
-from tutti.study.efficiency import ScalePoint, Scaling
-from tutti.study.fits import Estimate
+from tutti.study.efficiency import Estimate, ScalePoint, Scaling
 from tutti.study.numbers import duration, percent
-from tutti.study.outcome import Outcome
+from tutti.study.outcome import PointOutcome
 
 NEAR = 0.15  # as a part of an all-reduce: exposed communication that is as far away may be it
 _ELSEWHERE = "Run `tutti bench collectives --operations all_reduce` where the ranks of the study were"
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AllReduceComparison:
     """The gradients of a step averaged over a number of ranks: as the links would have it, and as it was."""
 
     ranks: int
@@ -47,16 +46,16 @@ class Links:
     """A measurement of collectives, and what it says of the points of a study."""
 
     source: str
-    exchanges: tuple[Exchange, ...]  # by ranks
+    comparisons: tuple[AllReduceComparison, ...]  # by ranks
 
-    def at(self, ranks: int) -> Exchange | None:
-        return next((each for each in self.exchanges if each.ranks == ranks), None)
+    def at(self, ranks: int) -> AllReduceComparison | None:
+        return next((each for each in self.comparisons if each.ranks == ranks), None)
 
 
-def match_links(given: Path, scaling: Scaling, outcomes: Sequence[Outcome]) -> Links:
+def match_links(given: Path, scaling: Scaling, outcomes: Sequence[PointOutcome]) -> Links:
     """What a measurement of collectives says of a study; an error where it says nothing of any of its points."""
     model, conditions = _read(given)
-    exchanges, reasons = [], []
+    comparisons, reasons = [], []
     for point in scaling.points:
         if point.ranks == 1:
             continue
@@ -64,17 +63,17 @@ def match_links(given: Path, scaling: Scaling, outcomes: Sequence[Outcome]) -> L
         if reason := _why_not(model, conditions, point, run):
             reasons.append(f"{point.ranks} ranks: {reason}")
         else:
-            exchanges.append(_exchange(model, point, run))
-    if reasons and not exchanges:
+            comparisons.append(_compare(model, point, run))
+    if reasons and not comparisons:
         raise ConfigError(f"--collectives {given} says nothing of this study. On {'; on '.join(reasons)}.")
-    return Links(str(given), tuple(exchanges))
+    return Links(str(given), tuple(comparisons))
 
 
 def conclude_links(links: Links) -> list[str]:
     """Whether an all-reduce explains what is exposed on the largest number of ranks."""
-    if not links.exchanges:
+    if not links.comparisons:
         return []
-    last = links.exchanges[-1]
+    last = links.comparisons[-1]
     by = "by the measured links" if last.is_measured else "by the links, measured on other numbers of ranks"
     whole = f"An all-reduce of {last.size} on {last.ranks} ranks takes {duration(last.seconds)} {by}"
     exposed, ratio = duration(last.exposed.value), last.ratio
@@ -106,7 +105,7 @@ def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
     return models["all_reduce"], conditions
 
 
-def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run: Outcome) -> str | None:
+def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run: PointOutcome) -> str | None:
     """Why a measurement says nothing of a point."""
     size, hosts = run.plan.get("gradient_bytes"), len(set(run.conditions.get("hosts", ())))
     on_cpu = run.conditions.get("device") == "cpu"
@@ -125,9 +124,9 @@ def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run
     return None
 
 
-def _exchange(model: Model, point: ScalePoint, run: Outcome) -> Exchange:
+def _compare(model: Model, point: ScalePoint, run: PointOutcome) -> AllReduceComparison:
     across = len(set(run.conditions["hosts"])) > 1
     size, exposed = run.plan["gradient_bytes"], point.seconds(StepPart.COMMUNICATION)
     assert exposed is not None
     is_measured = point.ranks in model.regime(point.ranks, across).measured_ranks
-    return Exchange(point.ranks, size, model.seconds(point.ranks, size, across), is_measured, exposed)
+    return AllReduceComparison(point.ranks, size, model.seconds(point.ranks, size, across), is_measured, exposed)

@@ -4,8 +4,8 @@ Light: imports no torch.
 """
 
 from tutti.bench.numbers import percent, show_seconds, three_digits
-from tutti.study.fits import Estimate
-from tutti.study.run_figures import Summary
+from tutti.study.efficiency import Estimate
+from tutti.study.outcome import Summary
 
 
 def percent_between(estimate: Estimate, digits: int = 0) -> str:

@@ -1,18 +1,19 @@
-"""What a point of a study came to, read from its run folder alone.
+"""The outcome of a point: what its run folder holds, and the figures that follow: speed, shares, metrics, goal, collapse."""
 
-Light: imports no torch.
-"""
-
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tutti.config.check import is_lower_better, is_reached
 from tutti.errors import Cause, FolderError
 from tutti.runs.metrics import read_all_events
 from tutti.runs.record import read_record
 from tutti.runs.step_parts import COMPUTE, SHARES, StepPart
-from tutti.study.definition import Definition, Point, State, StudyFolder, read_state
+from tutti.study.definition import Definition, Goal, Point, PointState, StudyFolder, read_state
 
 _NEEDED = {"step": ("step", "seconds", "loss", "samples_per_second"), "epoch": ("step", "epoch")}
 
@@ -38,11 +39,11 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointOutcome:
     """One run, ready to be compared with others."""
 
     point: Point
-    state: State
+    state: PointState
     folder: str
     conditions: Mapping[str, Any] = field(default_factory=dict)  # the first segment of the record: hosts, device, ...
     plan: Mapping[str, Any] = field(default_factory=dict)  # global_batch, per_rank_batch, peak_lr, parameters, ...
@@ -61,7 +62,7 @@ class Outcome:
         return self.state.state == "failed" and self.cause == Cause.DIVERGED
 
 
-def read_outcomes(folder: StudyFolder, definition: Definition) -> list[Outcome]:
+def read_outcomes(folder: StudyFolder, definition: Definition) -> list[PointOutcome]:
     """The outcomes of all points, in the order of the definition; those that have not run have no windows."""
     return [_read(folder, definition, point) for point in definition.points]
 
@@ -89,7 +90,7 @@ def shares_together(windows: Iterable[Window]) -> dict[StepPart, float]:
     return {name: sum(w.shares[name] * w.seconds for w in known) / seconds for name in SHARES} if known else {}
 
 
-def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
+def _read(folder: StudyFolder, definition: Definition, point: Point) -> PointOutcome:
     run, state = folder.run(point.id), read_state(folder, point.id)
     record = read_record(run.record) or {}
     events = read_all_events(run.metrics)
@@ -103,7 +104,7 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> Outcome:
                 windows.append(_window(event))
         elif event["event"] == "epoch":
             epochs.append(Epoch(event["epoch"], event["step"], seconds, _metrics(event)))
-    return Outcome(
+    return PointOutcome(
         point=point,
         state=state,
         folder=str(run.path),
@@ -133,3 +134,127 @@ def _metrics(event: Mapping[str, Any]) -> dict[str, float]:
 
 def _window(event: Mapping[str, Any]) -> Window:
     return Window(event["step"], event["seconds"], event["samples_per_second"], shares_of([event]))
+
+
+_OUTLIER = 3.5  # median absolute deviations, scaled as a standard deviation is
+_NORMAL = 1.4826
+_NEAR_CHANCE = 1.5  # a final accuracy up to this many times chance is no better than chance
+NOT_FINITE = "the loss is not finite"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Several measurements of one thing."""
+
+    n: int
+    mean: float
+    median: float
+    low: float  # the least
+    high: float  # the largest
+    deviation: float  # standard, 0 for one alone
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a run came to its goal."""
+
+    epoch: int
+    step: int
+    seconds: float  # of training
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """One run in figures; what was not measured is None or empty."""
+
+    outcome: PointOutcome
+    speed: Summary | None = None  # samples/s, over windows
+    outlier_windows: tuple[int, ...] = ()  # by their last step
+    is_outlier: bool = False  # among the repeats of its setting
+    shares: Mapping[StepPart, float] = field(default_factory=dict)
+    final: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    reached: Reached | None = None
+    collapse: str | None = None  # why it counts as collapsed
+
+    @property
+    def id(self) -> str:
+        return self.outcome.point.id
+
+
+def summarise(values: Sequence[float]) -> Summary | None:
+    """The middle and the spread of values; None where there are none."""
+    if not values:
+        return None
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return Summary(len(values), float(np.mean(values)), float(np.median(values)), min(values), max(values), deviation)
+
+
+def find_outliers(values: Sequence[float], least: float = 0.01) -> list[bool]:
+    """Which of three or more values are away from the median by 3.5 scaled median absolute deviations.
+
+    And by `least` as a part of it: of a few values two are often close by chance, and the third is then far.
+    """
+    if len(values) < 3:
+        return [False] * len(values)
+    away = np.abs(np.asarray(values) - np.median(values))
+    bound = max(_OUTLIER * _NORMAL * float(np.median(away)), least * abs(float(np.median(values))))
+    return (away > bound).tolist()
+
+
+def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
+    """One run in figures; only of a run that has finished are speed and goal told."""
+    if not outcome.is_finished:
+        return RunFigures(outcome, collapse=find_collapse(outcome))
+    speeds = [window.samples_per_second for window in outcome.windows]
+    marked = find_outliers(speeds)
+    return RunFigures(
+        outcome,
+        speed=summarise(speeds),
+        outlier_windows=tuple(w.step for w, is_marked in zip(outcome.windows, marked, strict=True) if is_marked),
+        shares=shares_together(outcome.windows),
+        final=dict(outcome.epochs[-1].metrics) if outcome.epochs else {},
+        best=_best(outcome),
+        reached=_reached(outcome, goal),
+        collapse=find_collapse(outcome),
+    )
+
+
+def find_collapse(outcome: PointOutcome) -> str | None:
+    """Why a run counts as collapsed: a loss that is not finite or above its start, or an accuracy near chance.
+
+    Chance is the accuracy before the first step or exp(-loss) there, which is one in the number of classes,
+    whichever is larger.
+    """
+    losses = [loss for _, _, loss in outcome.losses]
+    if outcome.has_diverged or not all(map(math.isfinite, losses)):
+        return NOT_FINITE
+    if not outcome.is_finished or not outcome.epochs:
+        return None
+    final, start = outcome.epochs[-1].metrics, outcome.start.get("train_loss", losses[0] if losses else math.inf)
+    if not all(map(math.isfinite, final.values())):
+        return NOT_FINITE
+    if final.get("train_loss", 0.0) > start:
+        return f"the training loss ends at {final['train_loss']:.3g}, above its start of {start:.3g}"
+    accuracy = final.get("valid_accuracy")
+    chance = max(outcome.start.get("valid_accuracy", 0.0), math.exp(-start))
+    if accuracy is not None and accuracy <= _NEAR_CHANCE * chance:
+        return f"an accuracy of {accuracy:.1%} is near chance, {chance:.1%}"
+    return None
+
+
+def _best(outcome: PointOutcome) -> dict[str, float]:
+    names = outcome.epochs[-1].metrics if outcome.epochs else ()
+    values = {name: [epoch.metrics[name] for epoch in outcome.epochs if name in epoch.metrics] for name in names}
+    return {name: (min if is_lower_better(name) else max)(found) for name, found in values.items()}
+
+
+def _reached(outcome: PointOutcome, goal: Goal) -> Reached | None:
+    """The first epoch at the target, or the last one where the whole recipe is the goal."""
+    found = outcome.epochs[-1:]
+    if goal.metric is not None and goal.target is not None:
+        target = {goal.metric: goal.target}
+        found = [epoch for epoch in outcome.epochs if is_reached(target, epoch.metrics)]
+    elif goal.kind != "full":
+        return None
+    return Reached(found[0].epoch, found[0].step, found[0].seconds) if found else None

@@ -14,7 +14,7 @@ from tutti.errors import Interrupted
 from tutti.launch.supervisor import LocalProcess, end_processes, wait_for_any
 from tutti.runs.listing import read_state as read_run_state
 from tutti.runs.record import now
-from tutti.study.definition import Definition, Goal, Point, State, StudyFolder, read_state, write_state
+from tutti.study.definition import Definition, Goal, Point, PointState, StudyFolder, read_state, write_state
 from tutti.study.executors import Executor, as_typed, reason_of, step_environment
 from tutti.study.folder import clear_run
 
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.1  # of several runs
 
 
 @dataclass(frozen=True)
-class Place:
+class PointProgress:
     """Where a study stands when a point begins or has ended."""
 
     number: int  # of the point among those that are run now, from 1
@@ -33,19 +33,19 @@ class Place:
     point: Point
 
 
-class Teller(Protocol):
+class StudyObserver(Protocol):
     """Who shows how a study goes on."""
 
-    def begins(self, place: Place) -> None:
+    def begins(self, place: PointProgress) -> None:
         """A point begins."""
         ...
 
-    def ended(self, place: Place, state: State, seconds: float) -> None:
+    def ended(self, place: PointProgress, state: PointState, seconds: float) -> None:
         """A point has ended."""
         ...
 
 
-def decide(state: State, goal: Goal, run_state: str | None, has_checkpoint: bool, retry: bool) -> Next:
+def decide(state: PointState, goal: Goal, run_state: str | None, has_checkpoint: bool, retry: bool) -> Next:
     """What is left to do for a point: a run that was only timed begins anew, another one goes on where it can."""
     if state.state == "finished" or (state.state == "failed" and not retry):
         return "nothing"
@@ -70,7 +70,7 @@ def run_study(
     folder: StudyFolder,
     definition: Definition,
     executor: Executor,
-    teller: Teller,
+    teller: StudyObserver,
     retry: bool = False,
     at_once: int = 1,
 ) -> None:
@@ -95,8 +95,8 @@ def run_study(
 class _Started:
     """A point that runs now, noted as such."""
 
-    place: Place
-    state: State
+    place: PointProgress
+    state: PointState
     began: float
     process: LocalProcess
 
@@ -104,7 +104,7 @@ class _Started:
 class _Running:
     """The points of a study that run now."""
 
-    def __init__(self, folder: StudyFolder, executor: Executor, teller: Teller, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: StudyFolder, executor: Executor, teller: StudyObserver, env: Mapping[str, str]) -> None:
         self._folder, self._executor, self._teller, self._env = folder, executor, teller, env
         self._now: list[_Started] = []
 
@@ -115,7 +115,7 @@ class _Running:
                 return stopped
             if following == "begin":
                 clear_run(self._folder, point.id)
-            self._start(Place(number, len(points), point))
+            self._start(PointProgress(number, len(points), point))
         while self._now:
             if stopped := self._wait():
                 return stopped
@@ -128,12 +128,12 @@ class _Running:
             write_state(self._folder, started.place.point.id, replace(started.state, state="waiting"))
         self._now = []
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: PointProgress) -> None:
         point = place.point
         self._teller.begins(place)
         command = self._executor.command(self._folder.run(point.id).path, point.ranks)
         attempts = read_state(self._folder, point.id).attempts + 1
-        state = State("running", attempts=attempts, started=now(), launch_line=as_typed(command))
+        state = PointState("running", attempts=attempts, started=now(), launch_line=as_typed(command))
         write_state(self._folder, point.id, state)
         began = time.monotonic()
         process = LocalProcess(command, self._log(point), self._env)

@@ -15,7 +15,7 @@ from tutti.launch.cluster.submission import Submission, require_scheduler, submi
 from tutti.runs.jobs import read_job
 from tutti.runs.record import now
 from tutti.study.checking import Checked
-from tutti.study.definition import Definition, State, StudyFolder, read_state, write_state
+from tutti.study.definition import Definition, PointState, StudyFolder, read_state, write_state
 from tutti.study.executors import reason_of
 
 _MAX_REQUEUES = 10
@@ -54,7 +54,7 @@ def submit_missing(folder: StudyFolder, definition: Definition, retry: bool = Fa
             line = f"{scheduler_of(read_job(run).scheduler).SUBMIT} {run.job_script}"
             attempts = state.attempts + 1
             write_state(
-                folder, point.id, State("submitted", attempts=attempts, started=now(), launch_line=line, job=last)
+                folder, point.id, PointState("submitted", attempts=attempts, started=now(), launch_line=line, job=last)
             )
             submitted.append(point.id)
     return submitted
@@ -68,7 +68,7 @@ def look_at_jobs(folder: StudyFolder, definition: Definition) -> None:
             write_state(folder, point.id, judge(state, look(folder.run(point.id))))
 
 
-def judge(state: State, status: Status) -> State:
+def judge(state: PointState, status: Status) -> PointState:
     """How a point stands whose job stands as it does."""
     if status.state == "complete":
         return replace(state, state="finished", ended=_ended(status), reason=None)

@@ -22,7 +22,7 @@ _LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """A key of the recipe and the values that it takes, as they were written."""
 
     key: str
@@ -30,16 +30,16 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepGrid:
     """What is varied, with how many seeds, on how many ranks, and in passes of how many samples."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     seeds: int = 1
     ranks: int = 1
     micro: int | None = None
 
 
-def read_axes(given: Sequence[str]) -> tuple[Axis, ...]:
+def read_axes(given: Sequence[str]) -> tuple[SweepAxis, ...]:
     """`batch.global=64,256` and the like, each key once."""
     axes = tuple(map(_read_axis, given))
     if not axes:
@@ -68,7 +68,7 @@ def split_values(text: str) -> list[str]:
 
 
 def sweep_points(
-    recipe: str, overrides: Sequence[str], grid: Grid, goal: Goal, skip_impossible: bool
+    recipe: str, overrides: Sequence[str], grid: SweepGrid, goal: Goal, skip_impossible: bool
 ) -> tuple[list[Checked], list[Fault]]:
     """The points of a sweep, all combinations with one seed before the next one, and those that were left out."""
     for option, number in (("--seeds", grid.seeds), ("-n", grid.ranks), ("--micro", grid.micro)):
@@ -84,7 +84,7 @@ def sweep_points(
     return found, faults
 
 
-def _points(recipe: str, overrides: Sequence[str], grid: Grid) -> list[Point]:
+def _points(recipe: str, overrides: Sequence[str], grid: SweepGrid) -> list[Point]:
     """Words that the recipe does not know are faults, and no impossible combination."""
     combinations = list(itertools.product(*(axis.values for axis in grid.axes)))
     points: list[list[Point]] = []
@@ -101,7 +101,9 @@ def _points(recipe: str, overrides: Sequence[str], grid: Grid) -> list[Point]:
     return [each for repeat in range(grid.seeds) for each in (of_seeds[repeat] for of_seeds in points)]
 
 
-def _seeded(recipe: str, overrides: Sequence[str], grid: Grid, name: str, chosen: Mapping[str, str]) -> list[Point]:
+def _seeded(
+    recipe: str, overrides: Sequence[str], grid: SweepGrid, name: str, chosen: Mapping[str, str]
+) -> list[Point]:
     """A combination with each of its seeds."""
     config = resolve(recipe, [*overrides, *_words(chosen)]).config
     given = (*_words(chosen), *_passes(config, grid))
@@ -118,7 +120,7 @@ def _words(chosen: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in chosen.items()]
 
 
-def _passes(config: RunConfig, grid: Grid) -> list[str]:
+def _passes(config: RunConfig, grid: SweepGrid) -> list[str]:
     """A rank that cannot take its share at once takes it in passes; a smaller share is one pass."""
     if grid.micro is None:
         return []
@@ -134,7 +136,7 @@ def _names(combinations: Sequence[Sequence[str]]) -> list[str]:
     return names
 
 
-def _read_axis(text: str) -> Axis:
+def _read_axis(text: str) -> SweepAxis:
     key, equals, values = text.partition("=")
     split = split_values(values)
     if not equals or not all(word.isidentifier() for word in key.split(".")) or not split:
@@ -145,4 +147,4 @@ def _read_axis(text: str) -> Axis:
     parsed = [show(parse_yaml(value, f"--set {text!r}")) for value in split]
     if twice := [value for value, times in Counter(parsed).items() if times > 1]:
         raise ConfigError(f"--set {text!r} names {', '.join(twice)} twice: expected each value once.")
-    return Axis(key, tuple(split))
+    return SweepAxis(key, tuple(split))

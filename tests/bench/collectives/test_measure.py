@@ -23,7 +23,7 @@ from tutti.bench.collectives.results import (
 from tutti.cli import collectives
 from tutti.cli.collectives import bench_collectives, describe, print_points
 from tutti.errors import ConfigError, LaunchError, TuttiError
-from tutti.report.collectives import draw_collectives
+from tutti.report.bench import draw_collectives
 
 pytestmark = pytest.mark.xdist_group("collectives")
 

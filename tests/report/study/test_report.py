@@ -14,11 +14,11 @@ from conftest import Tutti, command
 from study_folders import Made, scale_study, sweep_study
 
 from tutti.errors import Cause, FolderError
-from tutti.report.study.charts import Axis, Chart, Curve, log_axis
+from tutti.report.study.charts import Chart, ChartAxis, Curve, log_axis
 from tutti.report.study.pictures import draw_charts
 from tutti.report.study.tables import points_csv
-from tutti.report.study.write import Report, read_study, write_report
-from tutti.study.definition import Goal, Point, State, StudyFolder
+from tutti.report.study.write import StudyReport, read_study, write_report
+from tutti.study.definition import Goal, Point, PointState, StudyFolder
 
 pytestmark = pytest.mark.xdist_group("study_report")
 TAGS = re.compile(r"<[^>]+>")
@@ -47,7 +47,7 @@ def speed_of(run: Path) -> float:
 def some(point: Point) -> Made | None:
     """Scaling with a cost; on 8 ranks the second repeat failed and the third has not run."""
     if point.ranks == 8 and point.repeat == 2:
-        return Made(state=State("failed", "rank 3: out of <memory>", 2), cause=Cause.OUT_OF_MEMORY, windows=1)
+        return Made(state=PointState("failed", "rank 3: out of <memory>", 2), cause=Cause.OUT_OF_MEMORY, windows=1)
     if point.ranks == 8 and point.repeat == 3:
         return None
     exposed = 0.01 * 2 * (point.ranks - 1) / point.ranks
@@ -60,7 +60,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyFolder:
 
 
 @pytest.fixture(scope="module")
-def report(study: StudyFolder) -> Report:
+def report(study: StudyFolder) -> StudyReport:
     return write_report(study.path)
 
 
@@ -70,7 +70,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tutti.report.study.write.draw_charts", lambda charts, folder: folder.mkdir(exist_ok=True))
 
 
-def test_throughput_and_efficiency_are_those_of_the_run_folders(study: StudyFolder, report: Report) -> None:
+def test_throughput_and_efficiency_are_those_of_the_run_folders(study: StudyFolder, report: StudyReport) -> None:
     repeats = {1: (1, 2, 3), 2: (1, 2, 3), 4: (1, 2, 3), 8: (1,)}
     speeds = {
         n: statistics.median(speed_of(study.points / f"n{n}-r{repeat}") for repeat in of) for n, of in repeats.items()
@@ -87,7 +87,7 @@ def test_throughput_and_efficiency_are_those_of_the_run_folders(study: StudyFold
     assert [row[2] for row in table] == ["3 (30)", "3 (30)", "3 (30)", "1 (10)"]
 
 
-def test_parts_of_a_step_are_those_of_the_run_folders(study: StudyFolder, report: Report) -> None:
+def test_parts_of_a_step_are_those_of_the_run_folders(study: StudyFolder, report: StudyReport) -> None:
     seconds, waited = 0.0, 0.0
     for run in study.points.glob("n4-*"):
         for event in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
@@ -100,7 +100,7 @@ def test_parts_of_a_step_are_those_of_the_run_folders(study: StudyFolder, report
         assert sum(trace["y"][place] for trace in bars.values()) == pytest.approx(1)
 
 
-def test_every_point_is_in_the_table_with_its_state_and_its_reason(study: StudyFolder, report: Report) -> None:
+def test_every_point_is_in_the_table_with_its_state_and_its_reason(study: StudyFolder, report: StudyReport) -> None:
     table = {row[0]: row for row in rows(report.page, "points-title")}
     assert len(table) == 12
     assert table["n8-r1"][1] == "finished"
@@ -112,7 +112,7 @@ def test_every_point_is_in_the_table_with_its_state_and_its_reason(study: StudyF
     assert all((study.path / link / "record.json").exists() for link in links)
 
 
-def test_points_are_also_a_file_of_plain_numbers(study: StudyFolder, report: Report) -> None:
+def test_points_are_also_a_file_of_plain_numbers(study: StudyFolder, report: StudyReport) -> None:
     with open(report.points, newline="") as file:
         lines = {line["id"]: line for line in csv.DictReader(file)}
     assert len(lines) == 12
@@ -121,14 +121,14 @@ def test_points_are_also_a_file_of_plain_numbers(study: StudyFolder, report: Rep
     assert lines["n8-r3"]["samples_per_second"] == ""
 
 
-def test_pictures_for_papers_are_drawn(report: Report) -> None:
+def test_pictures_for_papers_are_drawn(report: StudyReport) -> None:
     names = {path.name for path in report.pictures.iterdir()}
     for chart in ("throughput", "efficiency", "parts", "communication", "losses", "losses_time"):
         assert {f"{chart}.png", f"{chart}.svg"} <= names
     assert (report.pictures / "parts.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_says_under_which_conditions_it_was_measured(report: Report) -> None:
+def test_the_page_says_under_which_conditions_it_was_measured(report: StudyReport) -> None:
     text = report.page.read_text()
     for fact in (
         "a &lt;fast&gt; one",
@@ -141,7 +141,7 @@ def test_the_page_says_under_which_conditions_it_was_measured(report: Report) ->
     assert "out of <memory>" not in text
 
 
-def test_the_page_asks_for_nothing_outside_itself(report: Report) -> None:
+def test_the_page_asks_for_nothing_outside_itself(report: StudyReport) -> None:
     text = report.page.read_text()
     ours = text.partition("<script>")[0] + text.rpartition("<script>")[2]  # without plotly.js
     assert not re.search(r'(src|href)="(?!points/|data:)', ours)
@@ -149,7 +149,7 @@ def test_the_page_asks_for_nothing_outside_itself(report: Report) -> None:
     assert text.count("plotly.js v") == 1
 
 
-def test_conclusions_come_first_and_are_printed(report: Report) -> None:
+def test_conclusions_come_first_and_are_printed(report: StudyReport) -> None:
     text = html.unescape(report.page.read_text())
     places = [text.index(sentence) for sentence in report.conclusions]
     assert len(places) > 4
@@ -157,7 +157,7 @@ def test_conclusions_come_first_and_are_printed(report: Report) -> None:
     assert places[-1] < text.index("Throughput</h3>")
 
 
-def test_losses_lie_along_steps_or_along_time(report: Report) -> None:
+def test_losses_lie_along_steps_or_along_time(report: StudyReport) -> None:
     losses = figures(report.page)["losses"]
     steps, times = (way["x"] for way in losses["ways"])
     assert len(steps) == len(times) == len(losses["data"]) == 11
@@ -188,7 +188,7 @@ def learned(point: Point) -> Made:
     """Collapses, or has lost much, at the largest batch, by its rule."""
     batch, rule = point.values["batch.global"], point.values["schedule.scaling"]
     if (batch, rule) == (4096, "linear"):
-        return Made(state=State("failed", "it diverged at step 3"), cause=Cause.DIVERGED, windows=2)
+        return Made(state=PointState("failed", "it diverged at step 3"), cause=Cause.DIVERGED, windows=2)
     last = 0.98 - 0.01 * point.repeat - (0.2 if rule == "none" and batch == 4096 else 0.0)
     return Made(epochs=[{"train_loss": 1.0, "valid_accuracy": 0.5}, {"train_loss": 0.5, "valid_accuracy": last}])
 
@@ -254,7 +254,7 @@ def test_a_value_that_is_a_part_is_json_in_the_csv(tmp_path: Path) -> None:
 
 
 def test_a_logarithmic_axis_has_ticks_among_its_values_or_is_a_plain_one() -> None:
-    assert log_axis("s", [6.41, 6.42, 6.45]) == Axis("s")
+    assert log_axis("s", [6.41, 6.42, 6.45]) == ChartAxis("s")
     assert log_axis("s", [640.0, 1035.0, 3494.0]).ticks == (500, 1000, 2000)
     assert log_axis("s", [0.5, 3e4]).ticks == (1, 10, 100, 1000, 10000)
 
@@ -263,7 +263,9 @@ def test_panels_are_drawn_for_papers(tmp_path: Path) -> None:
     curves = [
         Curve("rule", [1, 2], [0.9, 0.1], group="rule", panel=panel, in_legend=not n) for n, panel in enumerate("abc")
     ]
-    chart = Chart("c", "Title", "", Axis("batch"), Axis("accuracy", percent=True), tuple(curves), close_up=(0.8, 1.0))
+    chart = Chart(
+        "c", "Title", "", ChartAxis("batch"), ChartAxis("accuracy", percent=True), tuple(curves), close_up=(0.8, 1.0)
+    )
     drawn = draw_charts([chart], tmp_path / "figures")
     assert [path.name for path in drawn] == ["c.png", "c.svg", "c_close.png", "c_close.svg"]
     words = drawn[1].read_text()
@@ -278,7 +280,7 @@ def test_a_study_of_which_nothing_has_run_gives_a_page_too(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_no_pictures")
-def test_the_same_folder_gives_the_same_page(study: StudyFolder, report: Report) -> None:
+def test_the_same_folder_gives_the_same_page(study: StudyFolder, report: StudyReport) -> None:
     before = report.page.read_bytes()
     assert write_report(study.path).page.read_bytes() == before
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tutti.study.analysis import Analysis
 from tutti.study.numbers import metric_number
-from tutti.study.series import ALL, Series, describe, find_series
+from tutti.study.sweep_results import ALL, Series, describe, find_series
 
 # Okabe and Ito's colours, told apart by all eyes, on white and on black; marks and dashes for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
@@ -26,7 +26,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """What an axis shows."""
 
     title: str
@@ -67,11 +67,11 @@ class Chart:
     id: str
     title: str
     caption: str
-    x: Axis
-    y: Axis
+    x: ChartAxis
+    y: ChartAxis
     curves: tuple[Curve, ...]
     kind: Literal["curves", "bars"] = "curves"
-    other_axis: Axis | None = None  # a second way to lay the points out along x
+    other_axis: ChartAxis | None = None  # a second way to lay the points out along x
     switch: tuple[str, str] = field(default=("", ""))  # the names of both ways
     close_up: tuple[float, float] | None = None  # ends of y between which the details are
 
@@ -90,35 +90,35 @@ def tick_words(tick: float) -> str:
     return f"{tick:,.0f}" if float(tick).is_integer() else f"{tick:g}"
 
 
-def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> Axis:
+def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> ChartAxis:
     """An axis with a tick at each value; logarithmic where they span much."""
     ticks = tuple(sorted(set(values)))
     if log is None:
         log = bool(ticks) and ticks[0] > 0 and ticks[-1] / ticks[0] >= 8
     log = log and bool(ticks) and ticks[0] > 0
-    return Axis(title, log, ticks=ticks if len(ticks) <= LABELLED_TICKS else ())
+    return ChartAxis(title, log, ticks=ticks if len(ticks) <= LABELLED_TICKS else ())
 
 
-def log_axis(title: str, values: Sequence[Number]) -> Axis:
+def log_axis(title: str, values: Sequence[Number]) -> ChartAxis:
     """A logarithmic axis with round numbers as ticks: powers of ten, or as many more as it takes to have three.
 
     Values so close that there are none are left on a plain axis.
     """
     known = [value for value in values if value is not None and value > 0]
     if not known:
-        return Axis(title)
+        return ChartAxis(title)
     first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
         ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
         around = [tick for tick in ticks if 0.7 * min(known) <= tick <= 1.4 * max(known)]
         if len(around) > 2 and sum(min(known) <= tick <= max(known) for tick in around) > 1:
-            return Axis(title, log=True, ticks=tuple(around))
-    return Axis(title)
+            return ChartAxis(title, log=True, ticks=tuple(around))
+    return ChartAxis(title)
 
 
-def metric_axis(metric: str, title: str) -> Axis:
+def metric_axis(metric: str, title: str) -> ChartAxis:
     """An axis of a metric, in percent where it is a share."""
-    return Axis(title, percent=metric_number(metric, 0.5).endswith("%"))
+    return ChartAxis(title, percent=metric_number(metric, 0.5).endswith("%"))
 
 
 _MOST_CURVES = 6  # of several keys that are read in one panel

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tutti.config.check import is_lower_better
-from tutti.report.study.charts import Axis, Chart, Curve, Study, axis_along, log_axis, metric_axis, place_series
+from tutti.report.study.charts import Chart, ChartAxis, Curve, Study, axis_along, log_axis, metric_axis, place_series
 from tutti.study.analysis import Setting
 from tutti.study.numbers import count, duration, metric_number, metric_range, metric_words
-from tutti.study.run_figures import RunFigures, Summary
-from tutti.study.series import axis_of, axis_words, describe, place
+from tutti.study.outcome import RunFigures, Summary
+from tutti.study.sweep_results import axis_of, axis_words, describe, place
 
 _MOST_POINTS = 300  # of a curve: more are not seen
 _MOST_RUNS = 60  # that are all drawn
@@ -46,10 +46,10 @@ def loss_chart(studies: Sequence[Study]) -> Chart | None:
         "losses",
         "Training loss",
         f"Means of log windows, a line for {whose}, along steps or along training time since the first step.",
-        Axis("step"),
-        log_axis("training loss", values) if wide else Axis("training loss"),
+        ChartAxis("step"),
+        log_axis("training loss", values) if wide else ChartAxis("training loss"),
         tuple(curves),
-        other_axis=Axis("training time in seconds"),
+        other_axis=ChartAxis("training time in seconds"),
         switch=("by step", "by time"),
     )
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, colour_of, tick_words
+from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, colour_of, tick_words
 from tutti.runs.step_parts import StepPart
 
 _MARKS = ("o", "s", "D", "^", "v", "p", "*")
@@ -36,7 +36,7 @@ def draw_charts(charts: list[Chart], folder: Path) -> list[Path]:
     return paths
 
 
-def _draw(chart: Chart, x: Axis, path: Path, is_other: bool) -> list[Path]:
+def _draw(chart: Chart, x: ChartAxis, path: Path, is_other: bool) -> list[Path]:
     panels = chart.panels
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
     rows = math.ceil(len(panels) / columns)
@@ -139,7 +139,7 @@ def _plot(axes: Axes, curve: Curve, is_other: bool) -> None:
         )
 
 
-def _dress(axes: Axes, chart: Chart, x: Axis) -> None:
+def _dress(axes: Axes, chart: Chart, x: ChartAxis) -> None:
     """Scales, ticks, titles and the legend."""
     y = chart.y
     axes.set(xlabel=x.title, ylabel=y.title)

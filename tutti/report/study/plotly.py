@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, colour_of, tick_words
+from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, colour_of, tick_words
 from tutti.runs.step_parts import StepPart
 
 _MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
@@ -116,7 +116,7 @@ def _intervals(curve: Curve) -> dict[str, Any] | None:
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5, "width": 5}
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: ChartAxis) -> dict[str, Any]:
     found: dict[str, Any] = {"title": {"text": axis.title}, "automargin": True, "showline": True, "zeroline": False}
     if axis.log:
         found["type"] = "log"

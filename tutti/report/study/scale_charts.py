@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tutti.report.study.charts import NEUTRAL, Axis, Chart, Curve, Study, axis_along, log_axis
+from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, Study, axis_along, log_axis
 from tutti.runs.step_parts import StepPart
 from tutti.study.conclusions import GOOD
-from tutti.study.efficiency import ScalePoint, Scaling
-from tutti.study.fits import Estimate
+from tutti.study.efficiency import Estimate, ScalePoint, Scaling
 from tutti.study.numbers import count, duration, percent, percent_between
 
 PART_COLOURS = {
@@ -71,7 +70,7 @@ def _efficiency(studies: Sequence[Study]) -> Chart:
         "Samples per second and rank against the smallest number of ranks, with 95 % bootstrap intervals over runs and "
         "log windows.",
         axis_along("ranks", ranks, log=True),
-        Axis("efficiency", percent=True, least=0.0, most=max(1.1, 1.05 * highest)),
+        ChartAxis("efficiency", percent=True, least=0.0, most=max(1.1, 1.05 * highest)),
         tuple(curves),
     )
 
@@ -98,8 +97,8 @@ def _parts(studies: Sequence[Study]) -> Chart | None:
         "Where a step goes",
         "Shares of a step by number of ranks. Communication is what is exposed: not hidden behind the backward pass. "
         "Straggler is the time that ranks wait for the slowest one.",
-        Axis("ranks"),
-        Axis("share of a step", percent=True, least=0.0, most=1.0),
+        ChartAxis("ranks"),
+        ChartAxis("share of a step", percent=True, least=0.0, most=1.0),
         tuple(curves),
         kind="bars",
     )
@@ -132,7 +131,7 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
         "Time of a step in which ranks wait for averaged gradients and do nothing else, and the fit "
         f"latency + volume x 2 (n - 1) / n.{source}",
         axis_along("ranks", [ranks for ranks in _all_ranks(studies) if ranks > 1], log=True),
-        Axis("ms a step", least=0.0),
+        ChartAxis("ms a step", least=0.0),
         tuple(curves),
     )
 
@@ -140,7 +139,7 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
 def _by_links(studies: Sequence[Study]) -> list[Curve]:
     """What one all-reduce of the gradients takes by the model of measured collectives; once where it is the same."""
     known = {
-        tuple((e.ranks, e.seconds) for e in study.analysis.links.exchanges): study
+        tuple((e.ranks, e.seconds) for e in study.analysis.links.comparisons): study
         for study in studies[::-1]
         if study.analysis.links
     }
@@ -151,7 +150,7 @@ def _by_links(studies: Sequence[Study]) -> list[Curve]:
         texts = [
             f"{each.ranks} ranks<br>all-reduce of {each.size} by the links: {duration(each.seconds)}"
             f"<br>exposed: {percent_between(each.ratio)} of it"
-            for each in study.analysis.links.exchanges
+            for each in study.analysis.links.comparisons
         ]
         ranks, values = [ranks for ranks, _ in pairs], [1e3 * seconds for _, seconds in pairs]
         curves.append(Curve(name, ranks, values, texts, colour=NEUTRAL, style=2))

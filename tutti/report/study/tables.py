@@ -14,8 +14,8 @@ from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
-from tutti.study.run_figures import RunFigures, Summary
-from tutti.study.series import value_words
+from tutti.study.outcome import RunFigures, Summary
+from tutti.study.sweep_results import value_words
 
 _LONG_TEXT = 30
 
@@ -92,10 +92,10 @@ def _scaling_table(analysis: Analysis) -> Table:
 
 def links_table(analysis: Analysis) -> Table | None:
     """Exposed communication beside an all-reduce by measured links, where there are some."""
-    if analysis.links is None or not analysis.links.exchanges:
+    if analysis.links is None or not analysis.links.comparisons:
         return None
     rows = []
-    for each in analysis.links.exchanges:
+    for each in analysis.links.comparisons:
         between = f"{duration(each.exposed.low)} to {duration(each.exposed.high)}"
         exposed = f"{duration(each.exposed.value)} ({between})"
         texts = [str(each.ranks), each.size, exposed, duration(each.seconds), percent_between(each.ratio)]

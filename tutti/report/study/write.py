@@ -19,7 +19,7 @@ from tutti.study.outcome import read_outcomes
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """What was written, and what it says first."""
 
     page: Path
@@ -30,7 +30,7 @@ class Report:
 
 def write_report(
     folder: Path, compare: Path | None = None, out: Path | None = None, collectives: Path | None = None
-) -> Report:
+) -> StudyReport:
     """Write the report of a study into its folder, or as the file `out` with its pictures beside it."""
     this = read_study(folder, collectives)
     other = read_study(compare, collectives) if compare is not None else None
@@ -66,15 +66,15 @@ def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
     return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
 
 
-def _places(folder: Path, out: Path | None, conclusions: list[str]) -> Report:
+def _places(folder: Path, out: Path | None, conclusions: list[str]) -> StudyReport:
     if out is None:
         study = StudyFolder(folder)
-        return Report(study.report, study.figures, folder / "points.csv", conclusions)
+        return StudyReport(study.report, study.figures, folder / "points.csv", conclusions)
     if out.suffix.lower() not in (".html", ".htm"):
         raise FolderError(f"--out {out}: expected the name of an HTML file, such as {out.with_suffix('.html')}.")
     if not out.parent.is_dir():
         raise FolderError(f"--out {out}: there is no folder {out.parent}. Make it first, or choose another place.")
-    return Report(out, out.with_name(f"{out.stem}_figures"), out.with_name(f"{out.stem}_points.csv"), conclusions)
+    return StudyReport(out, out.with_name(f"{out.stem}_figures"), out.with_name(f"{out.stem}_points.csv"), conclusions)
 
 
 def _named(this: Analysis, other: Analysis | None, folder: Path, compare: Path | None) -> list[Study]:
