@@ -10,8 +10,8 @@ import keras
 from tutti.frameworks.feed import Feed
 from tutti.frameworks.learner import KerasLearner
 from tutti.horovod.keras import backends
+from tutti.runs.journal import show_number
 from tutti.runs.record import summarise_epochs
-from tutti.runs.screen import show_number
 from tutti.train.job import Job
 
 

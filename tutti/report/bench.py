@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 
+from tutti.bench.collectives.model import BUS_FACTORS, fit_line
+from tutti.bench.collectives.results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results, show_size
+from tutti.bench.greedy_search import TriedChange
 from tutti.bench.results import Measurement
 from tutti.bench.shares import find_shares
+from tutti.report.style import BLUE, COLOURS, GREEN, LIGHT_GREY, MARKS, ORANGE, VERMILION, plt
 from tutti.runs.step_parts import StepPart
 
-# Okabe and Ito's colours, which all eyes can tell apart; hatches for print.
-COLOURS = {
-    StepPart.DATA: ("#E69F00", ""),
-    StepPart.COMPUTE: ("#0072B2", ""),
-    StepPart.COMMUNICATION: ("#009E73", "//"),
-    StepPart.STRAGGLER: ("#D55E00", "\\\\"),
-    StepPart.OTHER: ("#BBBBBB", ""),
+_PART_STYLES = {  # colour and hatch
+    StepPart.DATA: (ORANGE, ""),
+    StepPart.COMPUTE: (BLUE, ""),
+    StepPart.COMMUNICATION: (GREEN, "//"),
+    StepPart.STRAGGLER: (VERMILION, "\\\\"),
+    StepPart.OTHER: (LIGHT_GREY, ""),
 }
 _ALONE = {
     "read": StepPart.DATA,
@@ -59,11 +59,11 @@ def _draw_one(axes: Axes, measurement: Measurement) -> None:
     names = [name for name in _NAMES if name in shares.alone]
     for place, name in enumerate(names):
         figure = shares.alone[name]
-        colour, hatch = COLOURS[_ALONE.get(name, StepPart.COMPUTE)]
+        colour, hatch = _PART_STYLES[_ALONE.get(name, StepPart.COMPUTE)]
         axes.bar(place, figure.median * 1e3, color=colour, hatch=hatch, alpha=0.55, edgecolor="white")
         if name == "communicate":
             more = figure.median - shares.alone["compute"].median
-            colour, hatch = COLOURS[StepPart.COMMUNICATION]
+            colour, hatch = _PART_STYLES[StepPart.COMMUNICATION]
             axes.bar(
                 place, more * 1e3, bottom=(figure.median - more) * 1e3, color=colour, hatch=hatch, edgecolor="white"
             )
@@ -92,7 +92,7 @@ def _draw_several(axes: Axes, found: Sequence[Measurement]) -> None:
 def _stack(axes: Axes, place: int, measurement: Measurement, label: bool) -> None:
     shares = find_shares(measurement)
     bottom = 0.0
-    for name, (colour, hatch) in COLOURS.items():
+    for name, (colour, hatch) in _PART_STYLES.items():
         height = max(0.0, shares.path[name].median) * 1e3
         title = f"{name}" if label else None
         axes.bar(place, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=title)
@@ -112,7 +112,7 @@ def _draw_ranks(axes: Axes, measurement: Measurement) -> None:
     for number, name in enumerate(phases):
         medians = [sorted(trials)[len(trials) // 2] * 1e3 for trials in measurement.seconds[name]]
         places = [rank + (number - (len(phases) - 1) / 2) * width for rank in range(measurement.ranks)]
-        axes.bar(places, medians, width, color=COLOURS[_ALONE[name]][0], label=f"{name} alone")
+        axes.bar(places, medians, width, color=_PART_STYLES[_ALONE[name]][0], label=f"{name} alone")
     if measurement.ranks <= 16:
         axes.set_xticks(range(measurement.ranks), [str(rank) for rank in range(measurement.ranks)])
     axes.set(xlabel="rank", ylabel="ms a step", title="rank by rank")
@@ -130,20 +130,13 @@ def _folded(name: str) -> str:
     return "\n".join(lines)
 
 
-matplotlib.use("Agg")
-
-from tutti.bench.greedy_search import TriedChange
-
-_KEPT, _NOT_KEPT = "#0072B2", "#BBBBBB"
-
-
 def draw_ladder(rungs: Sequence[TriedChange], recipe: str, path: Path) -> Path:
     """A bar for each rung, from the top down, with the middle half of its trials; those that failed have none."""
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rungs) + 1.4), layout="constrained")
     most = max((rung.after.quartiles[1] for rung in rungs if rung.after), default=1.0) or 1.0
     for place, rung in enumerate(rungs):
         speed = rung.after.median if rung.after else 0.0
-        axes.barh(place, speed, color=_KEPT if rung.kept else _NOT_KEPT, hatch="" if rung.kept else "//")
+        axes.barh(place, speed, color=BLUE if rung.kept else LIGHT_GREY, hatch="" if rung.kept else "//")
         low, high = rung.after.quartiles if rung.after else (0.0, 0.0)
         if rung.after:
             axes.plot([low, high], [place, place], color="black", lw=1.2, marker="|", ms=6)
@@ -158,16 +151,6 @@ def draw_ladder(rungs: Sequence[TriedChange], recipe: str, path: Path) -> Path:
     plt.close(figure)
     return path
 
-
-matplotlib.use("Agg")
-import numpy as np
-from matplotlib.axes import Axes
-
-from tutti.bench.collectives.model import BUS_FACTORS, fit_line
-from tutti.bench.collectives.results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results, show_size
-
-# Okabe and Ito's colours, told apart by all eyes, each with a mark of its own.
-_STYLES = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P")]
 
 Scale = Callable[[float, float], float]  # from bytes and seconds to what is drawn
 
@@ -203,7 +186,7 @@ def _draw_operation(times: Axes, rates: Axes, results: Results, operation: str) 
     for number, ranks in enumerate(sorted({point.ranks for point in mine})):
         points = [point for point in mine if point.ranks == ranks]
         factor = BUS_FACTORS[operation](ranks)
-        style = _STYLES[number % len(_STYLES)]
+        style = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
         _draw_series(times, points, lambda size, seconds: 1e3 * seconds, style)
         _draw_series(rates, points, lambda size, seconds, factor=factor: factor * size / seconds / 1e9, style)
     times.set_title(operation)

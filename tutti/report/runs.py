@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.axes import Axes
 
 from tutti.config.recipes import read_yaml
+from tutti.config.schedule import Schedule
+from tutti.report.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, STROKES, VERMILION, plt
 from tutti.runs.folder import RunFolder
-from tutti.runs.metrics import read_events
+from tutti.runs.journal import show_number
+from tutti.runs.metrics import is_number, read_events
 from tutti.runs.record import read_record, state_of, summarise_epochs
-from tutti.runs.screen import show_number
 from tutti.runs.step_parts import StepPart
 from tutti.study.outcome import shares_of
 
@@ -213,15 +215,6 @@ def _number(value: float | None) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-
-from tutti.config.schedule import Schedule
-from tutti.runs.folder import RunFolder
-from tutti.runs.metrics import is_number
-
-
 def draw_curves(folder: RunFolder) -> Path | None:
     """Draw a run's curves beside its record; nothing where it has not logged a step yet."""
     events = list(read_events(folder.metrics))
@@ -273,9 +266,7 @@ def _plot(axes: Axes, events: list[dict[str, Any]], key: str, title: str, **styl
     axes.grid(alpha=0.3)
 
 
-# Okabe and Ito's colours, which all eyes can tell apart; more runs than colours differ by their strokes.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
-_STROKES = ("-", "--", ":", "-.")
+_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)  # more runs than colours differ by their strokes
 
 
 def draw_comparison(runs: Mapping[str, RunOutcome], path: Path) -> Path:
@@ -318,4 +309,4 @@ def _draw(axes: Axes, name: str, run: RunOutcome, place: int, where: Callable[[M
 
 
 def _style(place: int) -> dict[str, Any]:
-    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _STROKES[place // len(_COLOURS) % len(_STROKES)]}
+    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": STROKES[place // len(_COLOURS) % len(STROKES)]}

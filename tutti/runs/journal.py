@@ -1,12 +1,106 @@
-"""Everything told about a run while it goes on, to all who listen: metrics.jsonl, TensorBoard, the screen."""
+"""The events of a run while it trains: written to metrics.jsonl and TensorBoard, shown on the screen."""
 
+import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
 from tutti.runs.folder import RunFolder
 from tutti.runs.metrics import LineLog, trim_events
-from tutti.runs.screen import Screen
+from tutti.runs.output import Tee
+
+
+class Screen:
+    """Shows the events of a run as they come; the log gets the plain lines in any case."""
+
+    def __init__(self, total_steps: int, epochs: int, ranks: int, first_step: int = 0, live: bool = True) -> None:
+        self._total_steps = total_steps
+        self._epochs = epochs
+        self._ranks = ranks
+        self._bar: Progress | None = None
+        stream = sys.stdout
+        terminal = stream.screen if isinstance(stream, Tee) else stream
+        self._log = stream.log if isinstance(stream, Tee) else None
+        if live and terminal is not None and terminal.isatty():
+            self._bar = Progress(
+                TextColumn("[bold]epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+                BarColumn(bar_width=16),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(compact=True),
+                console=Console(file=terminal),
+            )
+            fields = {"epoch": 0, "epochs": epochs, "numbers": ""}
+            self._task = self._bar.add_task("", total=total_steps, completed=first_step, **fields)
+            self._bar.start()
+
+    def write(self, event: dict[str, Any]) -> None:
+        line = self._line(event)
+        if self._bar is None:
+            print(line, flush=True)
+            return
+        self._keep(line)
+        if event["event"] == "step":
+            numbers = " ".join([*_results(event), f"{event['samples_per_second']:,.0f}/s"])
+            self._bar.update(self._task, completed=event["step"], epoch=event["epoch"], numbers=numbers)
+        else:
+            self._bar.console.print(line, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line that is no event."""
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._keep(text)
+            self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def _keep(self, line: str) -> None:
+        """Beside the bar, the log gets the line."""
+        if self._log:
+            with contextlib.suppress(OSError):
+                self._log.write(line + "\n")
+
+    def _line(self, event: dict[str, Any]) -> str:
+        words = [f"epoch {event['epoch']}/{self._epochs}", f"step {event['step']:,}/{self._total_steps:,}"]
+        if event["event"] != "step":
+            words.insert(0, "before" if event["event"] == "start" else "  done")
+        words += _results(event)
+        if "lr" in event:
+            words.append(f"lr {event['lr']:.2e}")
+        if (rate := event.get("samples_per_second")) is not None:
+            words.append(f"{rate:,.0f} samples/s ({rate / self._ranks:,.0f} per rank)")
+        if "data_share" in event:
+            words.append(f"data {event['data_share']:.1%}")
+        if "communication_share" in event:
+            words.append(f"communication {event['communication_share']:.1%}")
+        if "seconds" in event and event["event"] == "epoch":
+            words.append(f"{event['seconds']:.1f} s")
+        return "  ".join(words)
+
+
+_NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "ranks", "skipped_images", "samples_per_second"}
+
+
+def _results(event: dict[str, Any]) -> list[str]:
+    """The loss and the metrics of an event, each with its name."""
+    return [f"{key.replace('_', ' ')} {show_number(key, event[key])}" for key in event if _is_result(key)]
+
+
+def _is_result(key: str) -> bool:
+    return key not in _NOT_RESULTS and not key.endswith(("seconds", "_share"))
+
+
+def show_number(name: str, value: float) -> str:
+    """A share as a percentage, any other number with four decimals."""
+    return f"{value:.2%}" if name.endswith(("accuracy", "top5")) else f"{value:.4f}"
 
 
 class Journal:

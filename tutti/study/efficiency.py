@@ -1,4 +1,4 @@
-"""Speed, speed-up and efficiency by number of ranks, with bootstrap intervals, and the laws of scaling fitted to them."""
+"""Speed, speed-up and efficiency by number of ranks, with bootstrap intervals and fitted laws of scaling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The outcome of a point: what its run folder holds, and the figures that follow: speed, shares, metrics, goal, collapse."""
+"""The outcome of a point: what its run folder holds, and its speed, shares, metrics, goal and collapse."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,8 +21,7 @@ from tutti.ranks.group import Group, Joined
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
-from tutti.runs.journal import Journal, rewind
-from tutti.runs.screen import Screen
+from tutti.runs.journal import Journal, Screen, rewind
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job, Learner
 

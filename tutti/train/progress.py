@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tutti.config.check import is_lower_better, is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.runs.screen import show_number
+from tutti.runs.journal import show_number
 
 
 class TrainingProgress:

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tutti.report.style import COLOURS, NEUTRAL
 from tutti.study.analysis import Analysis
 from tutti.study.numbers import metric_number
 from tutti.study.sweep_results import ALL, Series, describe, find_series
 
-# Okabe and Ito's colours, told apart by all eyes, on white and on black; marks and dashes for print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
-NEUTRAL = -1  # no curve's own colour, for lines of orientation
+NO_COLOUR = -1  # of a reference line, which is grey
 LABELLED_TICKS = 12
 
 Number = float | None
@@ -82,7 +81,8 @@ class Chart:
 
 
 def colour_of(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
+    """The colour of a curve by its number."""
+    return NEUTRAL if index == NO_COLOUR else COLOURS[index % len(COLOURS)]
 
 
 def tick_words(tick: float) -> str:

@@ -4,11 +4,7 @@
   const root = document.documentElement;
   const theme = document.getElementById("theme");
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
-  // The colours that are too dark on black, as they are there.
-  const bright = {
-    "#0072B2": "#4FA8E0", "#D55E00": "#FF8B45", "#009E73": "#2FC79A", "#CC79A7": "#E7A1C8", "#888888": "#B0B0B0",
-    "#808080": "#A8A8A8",
-  };
+  const onBlack = JSON.parse(document.getElementById("colours").textContent);  // brighter shades for the dark page
   const paperWidth = 660, panelHeight = 250, plainHeight = 250, besidesHeight = 64;
 
   function plotOf(figure) {
@@ -36,7 +32,7 @@
 
   function traceColours(figure) {
     const isDark = root.dataset.theme === "dark";
-    const colours = figure.colours.map((colour) => (isDark && bright[colour]) || colour);
+    const colours = figure.colours.map((colour) => (isDark && onBlack[colour]) || colour);
     return figure.data[0].type === "bar" ? { "marker.color": colours } : { "marker.color": colours, "line.color": colours };
   }
 

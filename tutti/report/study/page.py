@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from tutti.report.study.charts import Chart, Study
 from tutti.report.study.plotly import figure_of
 from tutti.report.study.tables import Cell, Table, conditions_table, links_table, points_table, settings_table
+from tutti.report.style import ON_BLACK
 from tutti.runs.record import versions
 from tutti.study.analysis import Analysis
 from tutti.study.conclusions import conclude
@@ -64,6 +65,7 @@ def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, fo
         pictures=pictures,
         figures=Markup(figures.replace("<", "\\u003c")),
         plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
+        on_black=ON_BLACK,
         script=Markup((_HERE / "page.js").read_text()),
     )
 

@@ -5,19 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, colour_of, tick_words
+from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of, tick_words
+from tutti.report.style import MARKS, STROKES, plt
 from tutti.runs.step_parts import StepPart
 
-_MARKS = ("o", "s", "D", "^", "v", "p", "*")
-_DASHES = ("-", "--", ":", "-.")
 _SHORT_LEGEND = 5  # entries that find room among the curves
 _HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "//", StepPart.STRAGGLER: "\\\\"}
 
@@ -110,11 +105,11 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart) -> None:
 
 
 def _plot(axes: Axes, curve: Curve, is_other: bool) -> None:
-    colour = "#808080" if curve.colour == NEUTRAL else colour_of(curve.colour)
+    colour = colour_of(curve.colour)
     x = list(curve.other_x or ()) if is_other else list(curve.x)
     y = [float("nan") if value is None else value for value in curve.y]
-    mark = ("x" if curve.crossed else _MARKS[curve.style % len(_MARKS)]) if curve.marks else ""
-    line = _DASHES[curve.style % len(_DASHES)] if curve.line else ""
+    mark = ("x" if curve.crossed else MARKS[curve.style % len(MARKS)]) if curve.marks else ""
+    line = STROKES[curve.style % len(STROKES)] if curve.line else ""
     label = curve.name if curve.in_legend else None
     size, alpha = (3, 0.5) if curve.faint else (10 if curve.crossed else 6, 1.0)
     if curve.low is not None and curve.high is not None:

@@ -5,13 +5,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, colour_of, tick_words
+from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of, tick_words
 from tutti.runs.step_parts import StepPart
 
 _MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "/", StepPart.STRAGGLER: "\\"}
-_NEUTRAL = "#808080"
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def _axes(chart: Chart, panels: int) -> dict[str, Any]:
 
 
 def _trace(curve: Curve) -> go.Scatter:
-    colour = _NEUTRAL if curve.colour == NEUTRAL else colour_of(curve.colour)
+    colour = colour_of(curve.colour)
     mode = "+".join(part for part, is_on in (("lines", curve.line), ("markers", curve.marks)) if is_on)
     symbol = "x" if curve.crossed else _MARKS[curve.style % len(_MARKS)]
     heading = f"{curve.heading}<br>" if curve.heading else ""

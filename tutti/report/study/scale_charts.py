@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tutti.report.study.charts import NEUTRAL, Chart, ChartAxis, Curve, Study, axis_along, log_axis
+from tutti.report.study.charts import NO_COLOUR, Chart, ChartAxis, Curve, Study, axis_along, log_axis
 from tutti.runs.step_parts import StepPart
 from tutti.study.conclusions import GOOD
 from tutti.study.efficiency import Estimate, ScalePoint, Scaling
@@ -39,7 +39,7 @@ def _throughput(studies: Sequence[Study]) -> Chart:
         ideal = [points[0].speed.value * point.ranks / points[0].ranks for point in points]
         name = "ideal" if len(studies) == 1 else f"ideal, {study.name}"
         curves.append(
-            Curve(name, [point.ranks for point in points], ideal, colour=NEUTRAL, style=1 + index, marks=False)
+            Curve(name, [point.ranks for point in points], ideal, colour=NO_COLOUR, style=1 + index, marks=False)
         )
     return Chart(
         "throughput",
@@ -62,7 +62,7 @@ def _efficiency(studies: Sequence[Study]) -> Chart:
     ]
     ranks = sorted(set(_all_ranks(studies)))
     ends = [ranks[0], ranks[-1]]
-    curves.append(Curve(percent(GOOD), ends, [GOOD, GOOD], colour=NEUTRAL, style=1, marks=False))
+    curves.append(Curve(percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
     highest = max(point.efficiency.high for study in studies for point in _scaling(study).points)
     return Chart(
         "efficiency",
@@ -153,7 +153,7 @@ def _by_links(studies: Sequence[Study]) -> list[Curve]:
             for each in study.analysis.links.comparisons
         ]
         ranks, values = [ranks for ranks, _ in pairs], [1e3 * seconds for _, seconds in pairs]
-        curves.append(Curve(name, ranks, values, texts, colour=NEUTRAL, style=2))
+        curves.append(Curve(name, ranks, values, texts, colour=NO_COLOUR, style=2))
     return curves
 
 
