@@ -174,8 +174,8 @@ def check_table(sizes: list[Size], shown: Shown) -> None:
         assert row["runs (windows)"] == f"{len(size.runs)} ({sum(len(run.steps) for run in size.runs)})"
         assert row["samples/s"].split()[0] == f"{size.speed:,.0f}"
         assert row["speed-up"].split()[0] == f"{speedup:.2f}"
-        assert row["efficiency"].split()[0] == f"{100 * speedup * first.ranks / size.ranks:.1f}"
-        assert row["exposed communication"].split()[0] == f"{100 * size.communication:.1f}"
+        assert row["efficiency"].split()[0] == f"{100 * speedup * first.ranks / size.ranks:.1f}%"
+        assert row["exposed communication"].split()[0] == f"{100 * size.communication:.1f}%"
         number, unit = row["a step"].split()
         assert float(number) * _UNITS[unit] == pytest.approx(batch / size.speed, rel=6e-3)
 
@@ -189,7 +189,7 @@ def check_points(sizes: list[Size], shown: Shown) -> None:
         assert (row["state"], row["ranks"], row["windows"]) == ("finished", str(run.ranks), str(len(run.steps)))
         assert row["samples/s"] == f"{run.speed:,.0f}"
         assert row["least to largest"] == f"{min(run.speeds):,.0f} to {max(run.speeds):,.0f}"
-        assert row["communication"] == f"{100 * run.share('communication'):.1f} %"
+        assert row["communication"] == f"{100 * run.share('communication'):.1f}%"
 
 
 def check_charts(sizes: list[Size], shown: Shown) -> None:

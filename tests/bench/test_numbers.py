@@ -3,7 +3,7 @@
 import pytest
 
 from tutti.bench.numbers import percent, show_seconds
-from tutti.study.numbers import duration
+from tutti.units import duration
 
 
 @pytest.mark.parametrize(

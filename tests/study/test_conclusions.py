@@ -27,8 +27,8 @@ def costly(batch: int, seconds: float, noise: float = 0.01) -> Callable[[Point],
 
 def test_how_far_efficiency_holds_and_what_takes_it(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", costly(32, 0.01), ranks=(1, 2, 4, 8), repeats=2))
-    assert "Efficiency stays above 80 % up to 2 ranks; beyond, it falls to 74 %" in said
-    assert "at 8, where exposed communication takes 26 % of the step." in said
+    assert "Efficiency stays above 80% up to 2 ranks; beyond, it falls to 74%" in said
+    assert "at 8, where exposed communication takes 26% of the step." in said
     assert "more than with perfect efficiency; all of that is communication." in said
     assert "8 ranks have 5.9" in said
     assert "Exposed communication on n ranks is 9.97 ms x 2 (n - 1) / n a step." in said
@@ -36,7 +36,7 @@ def test_how_far_efficiency_holds_and_what_takes_it(tmp_path: Path) -> None:
 
 def test_efficiency_that_holds_to_the_end_is_said_so(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", costly(32, 0.0005)))
-    assert "Efficiency stays above 80 % up to 8 ranks, the most that were measured: 99 % (98 to 99 %) there." in said
+    assert "Efficiency stays above 80% up to 8 ranks, the most that were measured: 99% (98% to 99%) there." in said
     assert "of that is" not in said
 
 
@@ -45,27 +45,27 @@ def test_noise_leaves_efficiency_open(tmp_path: Path) -> None:
         return Made(1000.0 if point.ranks == 1 else 1600.0 * (1 + 0.1 * (-1) ** point.repeat), noise=0.1)
 
     said = sentences(scale_study(tmp_path / "s", made, ranks=(1, 2), repeats=2))
-    assert "too close to 80 % to tell" in said
+    assert "too close to 80% to tell" in said
     assert "stays above" not in said
 
 
 def test_what_is_plain_beyond_an_open_point_is_said(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", costly(32, 0.0125, noise=0.02), ranks=(1, 2, 8), repeats=2))
-    assert "At 2 ranks efficiency is 80 % (" in said
-    assert "too close to 80 % to tell; at 8 it is 70 %" in said
-    assert "where exposed communication takes 30 % of the step." in said
+    assert "At 2 ranks efficiency is 80% (" in said
+    assert "too close to 80% to tell; at 8 it is 70%" in said
+    assert "where exposed communication takes 30% of the step." in said
 
 
 def test_more_ranks_may_be_slower(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", lambda p: Made(1000.0 / p.ranks), ranks=(1, 2, 4)))
-    assert "Efficiency is below 80 % from 2 ranks on" in said
-    assert "4 ranks are slower than 1: 0.25 times" in said
+    assert "Efficiency is below 80% from 2 ranks on" in said
+    assert "4 ranks are slower than 1: 0.25 (0.25 to 0.25) times" in said
     assert "serial" not in said
 
 
 def test_a_strong_study_names_its_serial_fraction_and_its_limit(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", lambda p: Made(500 / (0.1 + 0.9 / p.ranks)), mode="strong"))
-    assert "By Amdahl's law 10.0 % (10.0 to 10.0 %) of the work is serial" in said
+    assert "By Amdahl's law 10.0% (10.0% to 10.0%) of the work is serial" in said
     assert "no number of ranks makes more than 10 times as fast as one" in said
 
 
@@ -73,8 +73,8 @@ def test_a_larger_batch_raises_efficiency_and_the_order_of_studies_does_not_matt
     small = scale_study(tmp_path / "a", costly(64, 0.03), ranks=(1, 2, 4))
     large = scale_study(tmp_path / "b", costly(128, 0.03), ranks=(1, 2, 4))
     expected = (
-        "From 64 to 128 samples a rank efficiency at 4 ranks rises from 69 % to 82 %, "
-        "and exposed communication falls from 31 % to 18 % of the step."
+        "From 64 to 128 samples a rank efficiency at 4 ranks rises from 69% to 82%, "
+        "and exposed communication falls from 31% to 18% of the step."
     )
     assert expected in sentences(small, large)
     assert expected in sentences(large, small)
@@ -101,7 +101,7 @@ def test_time_to_the_target_is_compared(tmp_path: Path) -> None:
     goal = Goal("target", metric="valid_accuracy", target=0.95)
     said = sentences(scale_study(tmp_path / "s", made, ranks=(1, 4), goal=goal, mode="strong"))
     times = "4 ranks take 800 ms and 1 rank 3.2 s: 4.00 times as fast (one run each)"
-    assert f"To reach a validation accuracy of 95.0 %, {times}." in said
+    assert f"To reach a validation accuracy of 95.00%, {times}." in said
 
 
 def test_what_failed_or_is_missing_is_told(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_sweep_says_where_each_rule_breaks(tmp_path: Path) -> None:
         "Training holds for all values of the global batch up to 4,096, the largest tried: "
         "sqrt scaling without warm-up; sqrt scaling with 1 epoch of warm-up." in said
     )
-    assert "Validation accuracy falls as the global batch grows: from 99.2 % at 64 to 97.2 % at 4,096 with sqrt" in said
+    assert "Validation accuracy falls as the global batch grows: from 99.15% at 64 to 97.15% at 4,096 with sqrt" in said
     assert "5 other settings are as good within the range of runs." in said
 
 
@@ -148,8 +148,8 @@ def test_many_curves_are_counted_and_the_ends_are_named(tmp_path: Path) -> None:
     said = sentences(sweep_study(tmp_path / "s", made, {"optim": optim, "batch.global": [64, 4096]}))
     assert "Training holds for all values of the global batch up to 4,096, the largest tried, in 6 of 6 curves." in said
     assert (
-        "Validation accuracy falls as the global batch grows in 6 of 6 curves: most from 99.2 % at 64 to 91.2 % at "
-        "4,096 with lars, lr 3; least from 99.2 % at 64 to 98.2 % at 4,096 with sgd, lr 1." in said
+        "Validation accuracy falls as the global batch grows in 6 of 6 curves: most from 99.20% at 64 to 91.20% at "
+        "4,096 with lars, lr 3; least from 99.20% at 64 to 98.20% at 4,096 with sgd, lr 1." in said
     )
 
 
@@ -174,7 +174,7 @@ def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:
 
     goal = Goal("target", metric="valid_accuracy", target=0.95)
     said = sentences(sweep_study(tmp_path / "s", made, {"optim.name": ["lamb", "sgd"]}, 2, goal))
-    assert "Lamb reaches a validation accuracy of 95.0 % in the fewest steps: 25." in said
+    assert "Lamb reaches a validation accuracy of 95.00% in the fewest steps: 25." in said
 
 
 def test_a_study_that_has_not_run_concludes_nothing_but_that(tmp_path: Path) -> None:

@@ -75,14 +75,14 @@ def test_exposed_communication_is_set_beside_an_all_reduce(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        (0.98, "; the 1.18 s a step that are exposed are 98 % of it: hardly any of it is hidden."),
-        (0.40, "; 480 ms a step are exposed, 40 % of it: the rest is hidden behind computing."),
+        (0.98, "; the 1.18 s a step that are exposed are 98% of it: hardly any of it is hidden."),
+        (0.40, "; 480 ms a step are exposed, 40% of it: the rest is hidden behind computing."),
         (1.70, "; 2.04 s a step are exposed, 1.70 times as long: links do not explain it."),
     ],
 )
 def test_the_conclusion_says_whether_the_links_explain_it(tmp_path: Path, share: float, words: str) -> None:
     told = said(study(tmp_path / "s", share), measured(tmp_path / "links"))
-    assert f"An all-reduce of 20 MB on 4 ranks takes 1.2 s by the measured links{words}" in told
+    assert f"An all-reduce of 19.1 MiB on 4 ranks takes 1.2 s by the measured links{words}" in told
 
 
 def test_what_was_measured_on_fewer_ranks_is_told_as_such(tmp_path: Path) -> None:

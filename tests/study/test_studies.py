@@ -256,7 +256,7 @@ def _check_failures(folder: StudyFolder, reasons: dict[str, str]) -> None:
     assert lines["1e30_32-r1"]["collapse"] == "the loss is not finite"
     done = read_outcomes(folder, read_definition(folder))[0].epochs[-1].metrics["valid_accuracy"]
     assert float(lines["2e-3_32-r1"]["final_valid_accuracy"]) == done
-    assert points["2e-3_32-r1"]["final validation accuracy"] == f"{100 * done:.1f} %"
+    assert points["2e-3_32-r1"]["final validation accuracy"] == f"{100 * done:.2f}%"
     chart = {trace["name"]: trace for trace in figures_in(page)["metric"]["data"]}
     assert chart["model.hidden [32]"]["y"] == [done]
     assert chart["collapsed, model.hidden [32]"]["x"] == [1e30]

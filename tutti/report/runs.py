@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from tutti import units
 from tutti.config.recipes import read_yaml
 from tutti.config.schedule import Schedule
 from tutti.report.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, STROKES, VERMILION, plt
 from tutti.runs.folder import RunFolder
-from tutti.runs.journal import show_number
 from tutti.runs.metrics import is_number, read_events
 from tutti.runs.record import read_record, state_of, summarise_epochs
 from tutti.runs.step_parts import StepPart
@@ -161,8 +161,12 @@ def result_rows(runs: Sequence[RunOutcome], show_seconds: Callable[[float], str]
         _row("epochs", runs, lambda run: _number(run.epochs[-1].values["epoch"]) if run.epochs else ""),
         _row("steps", runs, lambda run: _number(run.windows[-1].step) if run.windows else ""),
     ]
-    rows += [_row(f"final {_words(name)}", runs, lambda run, name=name: _final(run, name)) for name in metrics]
-    rows += [_row(f"best {_words(name)}", runs, lambda run, name=name: _best(run, name)) for name in metrics]
+    rows += [
+        _row(f"final {units.metric_title(name)}", runs, lambda run, name=name: _final(run, name)) for name in metrics
+    ]
+    rows += [
+        _row(f"best {units.metric_title(name)}", runs, lambda run, name=name: _best(run, name)) for name in metrics
+    ]
     rows += [
         _row("time of training", runs, lambda run: show_seconds(run.training_seconds) if run.windows else ""),
         _row("samples/s", runs, lambda run: f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""),
@@ -193,20 +197,16 @@ def _results(run: RunOutcome) -> list[str]:
 def _final(run: RunOutcome, name: str) -> str:
     marks = run.windows if name == "loss" else run.epochs
     value = marks[-1].values.get(name) if marks and marks[-1].step else None
-    return "" if value is None else show_number(name, value)
+    return "" if value is None else units.metric(name, value)
 
 
 def _best(run: RunOutcome, name: str) -> str:
     found = run.best.get(name)
-    return f"{show_number(name, found['value'])} (epoch {found['epoch']})" if found else ""
+    return f"{units.metric(name, found['value'])} (epoch {found['epoch']})" if found else ""
 
 
 def _share(run: RunOutcome, share: StepPart) -> str:
     return f"{run.shares[share]:.1%}" if share in run.shares else ""
-
-
-def _words(name: str) -> str:
-    return name.replace("train_", "training ").replace("valid_", "validation ").replace("_", " ")
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tutti import units
 from tutti.runs.folder import RunFolder
 from tutti.runs.metrics import LineLog, trim_events
 from tutti.runs.output import Tee
@@ -91,7 +92,7 @@ _NOT_RESULTS = {"event", "step", "epoch", "time", "lr", "ranks", "skipped_images
 
 def _results(event: dict[str, Any]) -> list[str]:
     """The loss and the metrics of an event, each with its name."""
-    return [f"{key.replace('_', ' ')} {show_number(key, event[key])}" for key in event if _is_result(key)]
+    return [f"{key.replace('_', ' ')} {units.metric(key, event[key])}" for key in event if _is_result(key)]
 
 
 def _is_result(key: str) -> bool:

@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 
+from tutti import units
 from tutti.runs.step_parts import StepPart
 from tutti.study.analysis import Analysis
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.links import conclude_links
-from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between, times
 from tutti.study.sweep_results import conclude_sweep, describe, is_better
+from tutti.units import count, duration, percent
 
 
 def compare_studies(analysis: Analysis, other: Analysis) -> list[str]:
@@ -64,10 +65,13 @@ def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
         here, there = mine.final(metric), its.final(metric)
         if here and there and (is_better(metric, here, there) or is_better(metric, there, here)):
             how = "better" if is_better(metric, here, there) else "worse"
-            numbers = f"{metric_number(metric, here.mean)} against {metric_number(metric, there.mean)}"
-            found.append(f"{metric_words(metric).capitalize()} is {how} here with {describe(mine.values)}: {numbers}.")
+            numbers = f"{units.metric(metric, here.mean)} against {units.metric(metric, there.mean)}"
+            found.append(
+                f"{units.metric_title(metric).capitalize()} is {how} here with {describe(mine.values)}: {numbers}."
+            )
     return found or [
-        f"Of {len(pairs)} settings in both studies none differs in {metric_words(metric)} beyond the range of runs."
+        f"Of {len(pairs)} settings in both studies none differs in {units.metric_title(metric)} beyond the range of "
+        "its runs."
     ]
 
 
@@ -94,7 +98,9 @@ def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
 def conclude_scaling(scaling: Scaling) -> list[str]:
     """How far efficiency holds, what takes it, how much is gained, and what the laws say."""
     if len(scaling.points) == 1:
-        return [f"Runs finished on {_ranks(scaling.points[0].ranks)} alone: efficiency needs two numbers of ranks."]
+        return [
+            f"Runs finished on {count(scaling.points[0].ranks, 'rank')} alone: efficiency needs two numbers of ranks."
+        ]
     found = [_efficiency(scaling), _loss(scaling), _speedup(scaling), _serial(scaling), _communication(scaling)]
     return [sentence for sentence in found if sentence]
 
@@ -112,24 +118,22 @@ def _efficiency(scaling: Scaling) -> str:
         last = more[-1]
         return (
             f"Efficiency stays above {percent(GOOD)} up to {last.ranks} ranks, the most that were measured: "
-            f"{percent_between(last.efficiency)} there."
+            f"{last.efficiency.percent()} there."
         )
-    holds = f"Efficiency stays above {percent(GOOD)} up to {_ranks(held[-1].ranks)}; " if len(held) > 1 else ""
+    holds = f"Efficiency stays above {percent(GOOD)} up to {count(held[-1].ranks, 'rank')}; " if len(held) > 1 else ""
     if not rest[0].efficiency.is_below(GOOD):
         where = "at" if holds else "At"
-        close = (
-            f"{where} {rest[0].ranks} {'it' if holds else 'ranks efficiency'} is {percent_between(rest[0].efficiency)}"
-        )
+        close = f"{where} {rest[0].ranks} {'it' if holds else 'ranks efficiency'} is {rest[0].efficiency.percent()}"
         beyond = ""
         if rest[-1].efficiency.is_below(GOOD):
-            beyond = f"; at {rest[-1].ranks} it is {percent_between(rest[-1].efficiency)}{_exposed(rest[-1], base)}"
+            beyond = f"; at {rest[-1].ranks} it is {rest[-1].efficiency.percent()}{_exposed(rest[-1], base)}"
         return f"{holds}{close}, too close to {percent(GOOD)} to tell{beyond}."
     last = rest[-1]
     if holds:
-        return f"{holds}beyond, it falls to {percent_between(last.efficiency)} at {last.ranks}{_exposed(last, base)}."
+        return f"{holds}beyond, it falls to {last.efficiency.percent()} at {last.ranks}{_exposed(last, base)}."
     return (
         f"Efficiency is below {percent(GOOD)} from {rest[0].ranks} ranks on: "
-        f"{percent_between(last.efficiency)} at {last.ranks}{_exposed(last, base)}."
+        f"{last.efficiency.percent()} at {last.ranks}{_exposed(last, base)}."
     )
 
 
@@ -168,11 +172,11 @@ def _loss(scaling: Scaling) -> str | None:
 def _speedup(scaling: Scaling) -> str:
     base, last = scaling.points[0], scaling.points[-1]
     if last.speedup.is_below(1.0):
-        return f"{_ranks(last.ranks).capitalize()} are slower than {base.ranks}: {times(last.speedup)} the samples/s."
+        return f"{last.ranks} ranks are slower than {base.ranks}: {last.speedup.times()} the samples/s."
     if not last.speedup.is_above(1.0):
         pair = f"{last.ranks} ranks are faster than {base.ranks}"
-        return f"Whether {pair} cannot be told: {times(last.speedup)} the samples/s."
-    return f"{last.ranks} ranks have {times(last.speedup)} the samples/s of {base.ranks}."
+        return f"Whether {pair} cannot be told: {last.speedup.times()} the samples/s."
+    return f"{last.ranks} ranks have {last.speedup.times()} the samples/s of {base.ranks}."
 
 
 def _serial(scaling: Scaling) -> str | None:
@@ -187,7 +191,7 @@ def _serial(scaling: Scaling) -> str | None:
     limit = ""
     if serial.law == "Amdahl":
         limit = f", which no number of ranks makes more than {1 / serial.fraction.value:.3g} times as fast as one"
-    return f"By {serial.law}'s law {percent_between(serial.fraction, 1)} of the work is serial{limit}."
+    return f"By {serial.law}'s law {serial.fraction.percent(1)} of the work is serial{limit}."
 
 
 def _communication(scaling: Scaling) -> str | None:
@@ -207,7 +211,7 @@ def _shared_cores(analysis: Analysis) -> list[str]:
         cores = facts.get("hardware", {}).get("cores") or math.inf
         if run.outcome.is_finished and facts.get("device") == "cpu" and on_host > cores:
             ranks, most = run.outcome.point.ranks, analysis.runs[-1].outcome.point.ranks
-            where = f"On {_ranks(ranks)}" if ranks == most else f"From {_ranks(ranks)} on"
+            where = f"On {count(ranks, 'rank')}" if ranks == most else f"From {count(ranks, 'rank')} on"
             return [
                 f"{where}, ranks share cores ({on_host} on the {cores} of a host), which takes efficiency that cores "
                 "of their own would not."
@@ -226,12 +230,12 @@ def _solution(analysis: Analysis) -> list[str]:
         return []
     to = "finish training"
     if goal.metric and goal.target is not None:
-        to = f"reach a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+        to = f"reach a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     ratio = slow.median / fast.median
     once = " (one run each)" if slow.n == fast.n == 1 else ""
     return [
-        f"To {to}, {_ranks(best.ranks)} take{'s' if best.ranks == 1 else ''} {duration(fast.median)} and "
-        f"{_ranks(first.ranks)} {duration(slow.median)}: {ratio:.2f} times as fast{once}."
+        f"To {to}, {count(best.ranks, 'rank')} take{'s' if best.ranks == 1 else ''} {duration(fast.median)} and "
+        f"{count(first.ranks, 'rank')} {duration(slow.median)}: {ratio:.2f} times as fast{once}."
     ]
 
 
@@ -265,4 +269,4 @@ def _more(found: list) -> str:
 
 
 def _ranks(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"
+    return count(number, "rank")

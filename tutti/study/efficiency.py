@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutti import units
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.definition import Definition, Mode
 from tutti.study.outcome import PointOutcome, Window, shares_together
@@ -21,6 +22,14 @@ class Estimate:
     value: float
     low: float
     high: float
+
+    def percent(self, digits: int = 0) -> str:
+        """A share with its interval: `74% (70% to 78%)`."""
+        return units.interval(lambda share: units.percent(share, digits), self.value, self.low, self.high)
+
+    def times(self) -> str:
+        """A ratio with its interval: `1.93 (1.90 to 1.97) times`."""
+        return f"{units.interval(lambda ratio: f'{ratio:.2f}', self.value, self.low, self.high)} times"
 
     def is_above(self, other: "Estimate | float") -> bool:
         """Whether it is larger beyond both intervals."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tutti import units
 from tutti.bench.collectives.model import Model, read_models
 from tutti.bench.collectives.results import FILE, read_conditions
 from tutti.config.schema import MOST_DIRECT_BYTES
 from tutti.errors import ConfigError, FolderError
 from tutti.runs.step_parts import StepPart
 from tutti.study.efficiency import Estimate, ScalePoint, Scaling
-from tutti.study.numbers import duration, percent
 from tutti.study.outcome import PointOutcome
 
 NEAR = 0.15  # as a part of an all-reduce: exposed communication that is as far away may be it
@@ -38,7 +38,7 @@ class AllReduceComparison:
 
     @property
     def size(self) -> str:
-        return f"{self.gradient_bytes / 1e6:.3g} MB"
+        return units.size(self.gradient_bytes)
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ def conclude_links(links: Links) -> list[str]:
         return []
     last = links.comparisons[-1]
     by = "by the measured links" if last.is_measured else "by the links, measured on other numbers of ranks"
-    whole = f"An all-reduce of {last.size} on {last.ranks} ranks takes {duration(last.seconds)} {by}"
-    exposed, ratio = duration(last.exposed.value), last.ratio
+    whole = f"An all-reduce of {last.size} on {last.ranks} ranks takes {units.duration(last.seconds)} {by}"
+    exposed, ratio = units.duration(last.exposed.value), last.ratio
     if ratio.is_above(1 + NEAR):
         return [f"{whole}; {exposed} a step are exposed, {ratio.value:.2f} times as long: links do not explain it."]
     if ratio.is_below(1 - NEAR):
-        part = percent(ratio.value)
+        part = units.percent(ratio.value)
         return [f"{whole}; {exposed} a step are exposed, {part} of it: the rest is hidden behind computing."]
     if abs(ratio.value - 1) <= NEAR:
-        part = percent(ratio.value)
+        part = units.percent(ratio.value)
         return [f"{whole}; the {exposed} a step that are exposed are {part} of it: hardly any of it is hidden."]
-    ends = f"{duration(last.exposed.low)} to {duration(last.exposed.high)}"
+    ends = f"{units.duration(last.exposed.low)} to {units.duration(last.exposed.high)}"
     return [f"{whole}; {ends} a step are exposed: how much of it is hidden cannot be told."]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tutti import units
 from tutti.config.check import is_lower_better, is_reached
 from tutti.errors import Cause, FolderError
 from tutti.runs.metrics import read_all_events
@@ -152,6 +153,12 @@ class Summary:
     low: float  # the least
     high: float  # the largest
     deviation: float  # standard, 0 for one alone
+
+    def metric(self, name: str) -> str:
+        """The mean of a metric with its range and the number of runs: `97.12% (96.80% to 97.40%) in 3 runs`."""
+        if self.n == 1:
+            return f"{units.metric(name, self.mean)} in 1 run"
+        return f"{units.interval(lambda x: units.metric(name, x), self.mean, self.low, self.high)} in {self.n} runs"
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tutti import units
 from tutti.config.check import is_lower_better
 from tutti.study.analysis import Analysis, Setting
-from tutti.study.numbers import count, metric_number, metric_range, metric_words
 from tutti.study.outcome import Summary
+from tutti.units import count
 
 _ALONG = ("batch.global", "batch.per_rank", "ranks")  # what is looked at first
 ALL = "all runs"  # the name of the only curve
@@ -179,8 +180,8 @@ def _best(analysis: Analysis, metric: str) -> str | None:
     best, figure = max(known, key=lambda each: sign * each[1].mean)
     near = sum(not is_better(metric, figure, found) for setting, found in known if setting is not best)
     rest = f"; {near} other setting{'s are' if near != 1 else ' is'} as good within the range of runs" if near else ""
-    value, name = metric_range(metric, figure), _full_name(best, analysis)
-    return f"The best final {metric_words(metric)} is {value}, {_with(name)}{rest}."
+    value, name = figure.metric(metric), _full_name(best, analysis)
+    return f"The best final {units.metric_title(metric)} is {value}, {_with(name)}{rest}."
 
 
 def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
@@ -189,11 +190,11 @@ def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
     for each in series:
         known = [(s, found) for s in each.settings if s.ended and not s.collapsed and (found := s.final(metric))]
         if len(known) > 1 and is_better(metric, known[0][1], known[-1][1]):
-            ends = [f"{metric_number(metric, f.mean)} at {count(place(s, axis))}" for s, f in (known[0], known[-1])]
+            ends = [f"{units.metric(metric, f.mean)} at {count(place(s, axis))}" for s, f in (known[0], known[-1])]
             by = abs(known[0][1].mean - known[-1][1].mean)
             falls.append((by, f"from {ends[0]} to {ends[1]} {_with(each.name)}"))
     moves = "rises" if is_lower_better(metric) else "falls"
-    words = f"{_capital(metric_words(metric))} {moves} as {the_axis(axis)} grows"
+    words = f"{_capital(units.metric_title(metric))} {moves} as {the_axis(axis)} grows"
     if len(falls) > _MOST_NAMED:
         (_, least), *_, (_, most) = sorted(falls)
         return f"{words} in {len(falls)} of {len(series)} curves: most {most}; least {least}."
@@ -207,7 +208,7 @@ def _soonest(analysis: Analysis) -> str | None:
         return None
     known = [(s, found) for s in analysis.settings if (found := s.steps_to_goal()) and found.n == len(s.ended)]
     known.sort(key=lambda each: each[1].median)
-    target = f"a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+    target = f"a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     if not known:
         return f"No setting reaches {target} in every run."
     best, steps = known[0]

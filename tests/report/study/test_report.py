@@ -83,7 +83,7 @@ def test_throughput_and_efficiency_are_those_of_the_run_folders(study: StudyFold
     assert ideal["y"] == pytest.approx([speeds[1] * n for n in repeats])
     table = rows(report.page, "settings-title")
     assert [row[3].split()[0] for row in table] == [f"{speed:,.0f}" for speed in speeds.values()]
-    assert [row[5].split()[0] for row in table] == [f"{100 * each:.1f}" for each in expected]
+    assert [row[5].split()[0] for row in table] == [f"{100 * each:.1f}%" for each in expected]
     assert [row[2] for row in table] == ["3 (30)", "3 (30)", "3 (30)", "1 (10)"]
 
 
@@ -176,7 +176,7 @@ def test_two_studies_are_compared_on_one_page_elsewhere(study: StudyFolder, tmp_
     assert any(
         each.startswith("From 32 to 64 samples a rank efficiency at 8 ranks rises") for each in found.conclusions
     )
-    assert [trace["name"] for trace in figures(found.page)["efficiency"]["data"]] == ["32 a rank", "64 a rank", "80 %"]
+    assert [trace["name"] for trace in figures(found.page)["efficiency"]["data"]] == ["32 a rank", "64 a rank", "80%"]
     assert len(rows(found.page, "points-title")) == 12
     assert {path.name for path in tmp_path.iterdir()} == {"other", "both.html", "both_figures", "both_points.csv"}
     links = re.findall(r'<a href="([^"]*points/[^"]+)"', found.page.read_text())
@@ -320,6 +320,6 @@ def test_the_command_prints_conclusions_and_imports_no_torch(study: StudyFolder,
     )
     done = command(sys.executable, "-c", program, cwd=tmp_path)
     assert done.code == 0, done.all
-    assert "Efficiency stays above 80 %" in done.out
+    assert "Efficiency stays above 80%" in done.out
     assert "report:     page.html" in done.out
     assert done.out.splitlines()[-1] == "[]"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tutti import units
 from tutti.report.style import COLOURS, NEUTRAL
 from tutti.study.analysis import Analysis
-from tutti.study.numbers import metric_number
 from tutti.study.sweep_results import ALL, Series, describe, find_series
 
 NO_COLOUR = -1  # of a reference line, which is grey
@@ -85,11 +85,6 @@ def colour_of(index: int) -> str:
     return NEUTRAL if index == NO_COLOUR else COLOURS[index % len(COLOURS)]
 
 
-def tick_words(tick: float) -> str:
-    """A number at an axis."""
-    return f"{tick:,.0f}" if float(tick).is_integer() else f"{tick:g}"
-
-
 def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> ChartAxis:
     """An axis with a tick at each value; logarithmic where they span much."""
     ticks = tuple(sorted(set(values)))
@@ -118,7 +113,7 @@ def log_axis(title: str, values: Sequence[Number]) -> ChartAxis:
 
 def metric_axis(metric: str, title: str) -> ChartAxis:
     """An axis of a metric, in percent where it is a share."""
-    return ChartAxis(title, percent=metric_number(metric, 0.5).endswith("%"))
+    return ChartAxis(title, percent=units.is_share(metric))
 
 
 _MOST_CURVES = 6  # of several keys that are read in one panel

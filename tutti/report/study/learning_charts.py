@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tutti import units
 from tutti.config.check import is_lower_better
 from tutti.report.study.charts import Chart, ChartAxis, Curve, Study, axis_along, log_axis, metric_axis, place_series
 from tutti.study.analysis import Setting
-from tutti.study.numbers import count, duration, metric_number, metric_range, metric_words
 from tutti.study.outcome import RunFigures, Summary
 from tutti.study.sweep_results import axis_of, axis_words, describe, place
 
@@ -88,7 +88,7 @@ def _loss_curve(look: Look, run: RunFigures, in_legend: bool) -> Curve:
         look.name,
         [step for step, _, _ in kept],
         [loss if math.isfinite(loss) else None for _, _, loss in kept],
-        [f"step {step:,}, {duration(seconds)}: {loss:.4g}" for step, seconds, loss in kept],
+        [f"step {step:,}, {units.duration(seconds)}: {loss:.4g}" for step, seconds, loss in kept],
         heading=f"{run.id}: {words}",
         colour=look.colour,
         style=look.style,
@@ -115,13 +115,13 @@ def _metric(studies: Sequence[Study]) -> Chart | None:
     axis = axis_of(studies[0].analysis)
     if metric is None or axis is None:
         return None
-    words = metric_words(metric)
+    words = units.metric_title(metric)
 
     def middle(setting: Setting) -> tuple[Summary, float] | None:
         found = setting.final(metric)
         return (found, found.mean) if found else None
 
-    curves = _summary_curves(studies, axis, middle, lambda found: metric_range(metric, found))
+    curves = _summary_curves(studies, axis, middle, lambda found: found.metric(metric))
     crosses = _collapsed(studies, axis, metric, curves)
     if not curves and not crosses:
         return None
@@ -153,14 +153,14 @@ def _close_up(studies: Sequence[Study], metric: str, curves: Sequence[Curve]) ->
 
 def _seconds(studies: Sequence[Study]) -> Chart | None:
     return _to_goal(
-        studies, "solution", "Time to solution", "training time in seconds", Setting.seconds_to_goal, duration
+        studies, "solution", "Time to solution", "training time in seconds", Setting.seconds_to_goal, units.duration
     )
 
 
 def _steps(studies: Sequence[Study]) -> Chart | None:
     if studies[0].analysis.definition.goal.target is None:
         return None
-    return _to_goal(studies, "steps", "Steps to the target", "steps", Setting.steps_to_goal, count)
+    return _to_goal(studies, "steps", "Steps to the target", "steps", Setting.steps_to_goal, units.count)
 
 
 def _to_goal(
@@ -187,7 +187,7 @@ def _to_goal(
         return None
     what = "the end of training"
     if goal.metric and goal.target is not None:
-        what = f"a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+        what = f"a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     return Chart(
         id,
         title,
@@ -216,7 +216,7 @@ def _summary_curves(
                 placed.name,
                 [place(setting, axis) for setting, _, _ in known],
                 [value for _, _, value in known],
-                [f"{series.name}<br>{axis_words(axis)} {count(place(s, axis))}: {text(v)}" for s, v, _ in known],
+                [f"{series.name}<br>{axis_words(axis)} {units.count(place(s, axis))}: {text(v)}" for s, v, _ in known],
                 [summary.low for _, summary, _ in known],
                 [summary.high for _, summary, _ in known],
                 colour=placed.colour,

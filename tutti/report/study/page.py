@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
+from tutti import units
 from tutti.report.study.charts import Chart, Study
 from tutti.report.study.plotly import figure_of
 from tutti.report.study.tables import Cell, Table, conditions_table, links_table, points_table, settings_table
@@ -18,7 +19,6 @@ from tutti.runs.record import versions
 from tutti.study.analysis import Analysis
 from tutti.study.conclusions import conclude
 from tutti.study.definition import Definition
-from tutti.study.numbers import count, metric_number, metric_words
 
 _HERE = Path(__file__).parent
 _LONG = 40  # rows of a table that scrolls by itself
@@ -97,12 +97,12 @@ def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
     finished = sum(run.outcome.is_finished for run in runs)
     goal = definition.goal
     goals = {
-        "steps": f"{count(goal.steps or 0)} steps each after {count(goal.warmup_steps)} of warm-up",
+        "steps": f"{units.count(goal.steps or 0)} steps each after {units.count(goal.warmup_steps)} of warm-up",
         "full": "whole training runs",
         "target": "",
     }
     if goal.metric and goal.target is not None:
-        goals["target"] = f"runs to a {metric_words(goal.metric)} of {metric_number(goal.metric, goal.target)}"
+        goals["target"] = f"runs to a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     words = [f"{finished} of {len(runs)} points finished", goals[goal.kind], _date(definition.created)]
     if len(studies) > 1:
         words.append(f"compared with {studies[1].name}")

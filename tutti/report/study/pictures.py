@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of, tick_words
+from tutti import units
+from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of
 from tutti.report.style import MARKS, STROKES, plt
 from tutti.runs.step_parts import StepPart
 
@@ -143,10 +144,10 @@ def _dress(axes: Axes, chart: Chart, x: ChartAxis) -> None:
     if y.log:
         axes.set_yscale("log")
     if x.ticks and chart.kind != "bars":
-        axes.set_xticks(x.ticks, [tick_words(tick) for tick in x.ticks])
+        axes.set_xticks(x.ticks, [units.count(tick) for tick in x.ticks])
         axes.xaxis.set_minor_locator(NullLocator())
     if y.log and y.ticks:
-        axes.set_yticks(y.ticks, [tick_words(tick) for tick in y.ticks])
+        axes.set_yticks(y.ticks, [units.count(tick) for tick in y.ticks])
         axes.yaxis.set_minor_locator(NullLocator())
     if y.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -5,7 +5,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of, tick_words
+from tutti import units
+from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of
 from tutti.runs.step_parts import StepPart
 
 _MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
@@ -120,7 +121,7 @@ def _axis(axis: ChartAxis) -> dict[str, Any]:
     if axis.log:
         found["type"] = "log"
     if axis.ticks:
-        words = [tick_words(tick) for tick in axis.ticks]
+        words = [units.count(tick) for tick in axis.ticks]
         found |= {"tickmode": "array", "tickvals": list(axis.ticks), "ticktext": words}
     if axis.percent:
         found["tickformat"] = ".3~%"

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tutti import units
 from tutti.report.study.charts import NO_COLOUR, Chart, ChartAxis, Curve, Study, axis_along, log_axis
 from tutti.runs.step_parts import StepPart
 from tutti.study.conclusions import GOOD
 from tutti.study.efficiency import Estimate, ScalePoint, Scaling
-from tutti.study.numbers import count, duration, percent, percent_between
 
 PART_COLOURS = {
     StepPart.COMPUTE: 0,
@@ -54,7 +54,7 @@ def _throughput(studies: Sequence[Study]) -> Chart:
 
 def _efficiency(studies: Sequence[Study]) -> Chart:
     def text(point: ScalePoint) -> str:
-        return f"{_of(point)}<br>efficiency {percent_between(point.efficiency, 1)}"
+        return f"{_of(point)}<br>efficiency {point.efficiency.percent(1)}"
 
     curves = [
         _with_intervals(study.name, _scaling(study).points, lambda point: point.efficiency, text, colour=i, style=i)
@@ -62,7 +62,7 @@ def _efficiency(studies: Sequence[Study]) -> Chart:
     ]
     ranks = sorted(set(_all_ranks(studies)))
     ends = [ranks[0], ranks[-1]]
-    curves.append(Curve(percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
+    curves.append(Curve(units.percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
     highest = max(point.efficiency.high for study in studies for point in _scaling(study).points)
     return Chart(
         "efficiency",
@@ -148,8 +148,8 @@ def _by_links(studies: Sequence[Study]) -> list[Curve]:
         assert study.analysis.links is not None
         name = f"all-reduce, {study.name}" if len(known) > 1 else "all-reduce by the links"
         texts = [
-            f"{each.ranks} ranks<br>all-reduce of {each.size} by the links: {duration(each.seconds)}"
-            f"<br>exposed: {percent_between(each.ratio)} of it"
+            f"{each.ranks} ranks<br>all-reduce of {each.size} by the links: {units.duration(each.seconds)}"
+            f"<br>exposed: {each.ratio.percent()} of it"
             for each in study.analysis.links.comparisons
         ]
         ranks, values = [ranks for ranks, _ in pairs], [1e3 * seconds for _, seconds in pairs]
@@ -187,7 +187,7 @@ def _single_runs(study: Study, index: int) -> list[Curve]:
         runs = [(run, run.speed) for run in study.analysis.runs if run.speed and run.is_outlier == is_outlier]
         if runs:
             name = f"{'outliers' if is_outlier else 'runs'}, {study.name}"
-            texts = [f"{run.id}<br>{count(round(speed.median))} samples/s, {name}" for run, speed in runs]
+            texts = [f"{run.id}<br>{units.count(round(speed.median))} samples/s, {name}" for run, speed in runs]
             ranks, speeds = [run.outcome.point.ranks for run, _ in runs], [speed.median for _, speed in runs]
             curves.append(
                 Curve(
@@ -219,12 +219,12 @@ def _of(point: ScalePoint) -> str:
 
 
 def _speed_text(point: ScalePoint) -> str:
-    low, value, high = (count(round(each)) for each in (point.speed.low, point.speed.value, point.speed.high))
+    low, value, high = (units.count(round(each)) for each in (point.speed.low, point.speed.value, point.speed.high))
     return f"{_of(point)}<br>{value} samples/s ({low} to {high})"
 
 
 def _part_text(point: ScalePoint, part: StepPart) -> str:
-    seconds = f", {duration(point.shares[part] * point.step_seconds)}" if point.step_seconds else ""
+    seconds = f", {units.duration(point.shares[part] * point.step_seconds)}" if point.step_seconds else ""
     return f"{_of(point)}<br>{part} {point.shares[part]:.1%}{seconds}"
 
 
@@ -241,4 +241,4 @@ def _exposed_ms(point: ScalePoint) -> Estimate:
 
 def _exposed_text(point: ScalePoint) -> str:
     found = _exposed(point)
-    return f"{_of(point)}<br>{duration(found.value)} ({duration(found.low)} to {duration(found.high)})"
+    return f"{_of(point)}<br>{units.interval(units.duration, found.value, found.low, found.high)}"

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tutti import units
 from tutti.runs.step_parts import SHARES, StepPart
-from tutti.study import numbers
 from tutti.study.analysis import Analysis, Setting
-from tutti.study.numbers import count, duration, metric_number, metric_words, percent, percent_between
 from tutti.study.outcome import RunFigures, Summary
 from tutti.study.sweep_results import value_words
 
@@ -68,13 +67,13 @@ def _scaling_table(analysis: Analysis) -> Table:
         speed = point.speed
         texts = [
             str(point.ranks),
-            count(point.global_batch) if point.global_batch else "",
+            units.count(point.global_batch) if point.global_batch else "",
             f"{point.runs} ({point.windows})",
             _speeds(speed.value, speed.low, speed.high),
             "1.00" if is_first else f"{point.speedup.value:.2f} ({point.speedup.low:.2f} to {point.speedup.high:.2f})",
-            "100.0 %" if is_first else percent_between(point.efficiency, 1),
-            duration(point.step_seconds) if point.step_seconds else "",
-            "" if share is None else percent_between(share, 1) if share.high else percent(0, 1),
+            units.percent(1, 1) if is_first else point.efficiency.percent(1),
+            units.duration(point.step_seconds) if point.step_seconds else "",
+            "" if share is None else share.percent(1) if share.high else units.percent(0, 1),
         ]
         rows.append([Cell(text, is_number=True) for text in texts])
     titles = (
@@ -96,9 +95,8 @@ def links_table(analysis: Analysis) -> Table | None:
         return None
     rows = []
     for each in analysis.links.comparisons:
-        between = f"{duration(each.exposed.low)} to {duration(each.exposed.high)}"
-        exposed = f"{duration(each.exposed.value)} ({between})"
-        texts = [str(each.ranks), each.size, exposed, duration(each.seconds), percent_between(each.ratio)]
+        exposed = units.interval(units.duration, each.exposed.value, each.exposed.low, each.exposed.high)
+        texts = [str(each.ranks), each.size, exposed, units.duration(each.seconds), each.ratio.percent()]
         rows.append([Cell(text, is_number=True) for text in texts])
     caption = "Exposed communication beside one all-reduce of the gradients by the measured links."
     titles = ("ranks", "gradients", "exposed a step", "all-reduce by the links", "exposed / all-reduce")
@@ -109,7 +107,7 @@ def _sweep_table(analysis: Analysis) -> Table:
     keys, metric = analysis.varied or ["ranks"], analysis.metric
     titles = (*keys, "runs ended", "collapsed", "samples/s")
     if metric:
-        titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
+        titles += (f"final {units.metric_title(metric)}", f"best {units.metric_title(metric)}")
     titles += ("steps to goal", "time to goal")
     caption = "By setting, over runs: means with the least and the largest; for steps and times medians."
     show = _value_cells(analysis)
@@ -123,16 +121,17 @@ def _sweep_row(setting: Setting, keys: list[str], metric: str | None, show: Show
     if metric:
         texts += [_range(metric, found) if found else "" for found in (setting.final(metric), setting.best(metric))]
     ended = len(setting.ended)
-    texts.append(f"{count(round(steps.median))}{_of_some(steps.n, ended)}" if steps else "")
-    texts.append(f"{duration(seconds.median)}{_of_some(seconds.n, ended)}" if seconds else "")
+    texts.append(f"{units.count(round(steps.median))}{_of_some(steps.n, ended)}" if steps else "")
+    texts.append(f"{units.duration(seconds.median)}{_of_some(seconds.n, ended)}" if seconds else "")
     cells = [show(key, setting.values.get(key, setting.ranks if key == "ranks" else "")) for key in keys]
     return cells + [Cell(text, is_number=True) for text in texts]
 
 
 def _range(metric: str, found: Summary) -> str:
-    """The mean with the least and the largest, in a column that is as narrow as can be."""
-    low, high = (metric_number(metric, each).removesuffix(" %") for each in (found.low, found.high))
-    return metric_number(metric, found.mean) + (f" ({low} to {high})" if found.n > 1 else "")
+    """The mean with the least and the largest of several runs."""
+    if found.n == 1:
+        return units.metric(metric, found.mean)
+    return units.interval(lambda value: units.metric(metric, value), found.mean, found.low, found.high)
 
 
 def _of_some(n: int, ended: int) -> str:
@@ -145,7 +144,7 @@ def points_table(analysis: Analysis, page: Path) -> Table:
     keys, metric = [key for key in analysis.varied if key != "ranks"], analysis.metric
     titles = ("point", "state", "ranks", *keys, "seed", "samples/s", "windows", "least to largest", "communication")
     if metric:
-        titles += (f"final {metric_words(metric)}", f"best {metric_words(metric)}")
+        titles += (f"final {units.metric_title(metric)}", f"best {units.metric_title(metric)}")
     titles += ("time to goal", "remarks")
     show = _value_cells(analysis)
     rows = [_point_row(run, keys, metric, page, show) for run in analysis.runs]
@@ -158,14 +157,14 @@ def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path,
     cells += [show(key, point.values.get(key, "")) for key in keys]
     texts = [
         str(point.seed),
-        numbers.speed(speed.median) if speed else "",
+        _speed(speed.median) if speed else "",
         str(speed.n) if speed else "",
-        f"{numbers.speed(speed.low)} to {numbers.speed(speed.high)}" if speed else "",
-        percent(run.shares[StepPart.COMMUNICATION], 1) if run.shares else "",
+        f"{_speed(speed.low)} to {_speed(speed.high)}" if speed else "",
+        units.percent(run.shares[StepPart.COMMUNICATION], 1) if run.shares else "",
     ]
     if metric:
-        texts += [metric_number(metric, each[metric]) if metric in each else "" for each in (run.final, run.best)]
-    texts.append(duration(run.reached.seconds) if run.reached else "")
+        texts += [units.metric(metric, each[metric]) if metric in each else "" for each in (run.final, run.best)]
+    texts.append(units.duration(run.reached.seconds) if run.reached else "")
     return [*cells, *(Cell(text, True) for text in texts), Cell("; ".join(_remarks(run)))]
 
 
@@ -202,7 +201,7 @@ def _value_cells(analysis: Analysis) -> ShowValue:
     def show(key: str, value: Any) -> Cell:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         among = [setting.values.get(key) for setting in analysis.settings]
-        return Cell(count(value) if is_number and abs(value) >= 1 else value_words(value, among), is_number)
+        return Cell(units.count(value) if is_number and abs(value) >= 1 else value_words(value, among), is_number)
 
     return show
 
@@ -239,7 +238,11 @@ def _conditions(segment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _speeds(middle: float, low: float, high: float) -> str:
-    return f"{numbers.speed(middle)} ({numbers.speed(low)} to {numbers.speed(high)})"
+    return units.interval(_speed, middle, low, high)
+
+
+def _speed(samples_per_second: float) -> str:
+    return units.number(samples_per_second, keep_zeros=True)
 
 
 def points_csv(analysis: Analysis) -> str:
