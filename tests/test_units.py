@@ -30,7 +30,13 @@ def test_a_duration_has_three_digits_and_the_unit_that_suits_it(seconds: float, 
 
 def test_numbers_have_three_digits_and_commas() -> None:
     assert [units.number(each) for each in (0, 0.01234, 1.5, 99.96, 12480.4)] == ["0", "0.0123", "1.5", "100", "12,480"]
-    assert [units.number(each, keep_zeros=True) for each in (0, 1.5, 99.96)] == ["0", "1.50", "100"]
+    assert [units.number(each, keep_zeros=True) for each in (0, 0.5, 15.0, 99.96, 7718.4)] == [
+        "0",
+        "0.500",
+        "15.0",
+        "100",
+        "7,718",
+    ]
 
 
 def test_counts_have_commas_and_their_noun() -> None:
