@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from gpu_measure import Step
 
-from tutti.models.layout import put_channels_last
 from tutti.models.resnet import resnet50
+from tutti.train.learner import put_channels_last
 
 BAR = 6600
 RECIPE = "imagenet/resnet50_opt"

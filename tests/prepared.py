@@ -51,7 +51,7 @@ TORCH = (
     "tutti.train.torch",
     "tutti.cli.main",
     "tutti.cli.train",
-    "tutti.report.runs",
+    "tutti.report.curves",
     "tutti.horovod.torch",
     "rank_jobs",
 )

@@ -43,7 +43,7 @@ def arrive_late(missing: tuple[int, ...], seconds: float, folder: Path) -> None:
         _stay_until_others_end(group.world_size - len(missing), folder)
     else:
         try:
-            group.barrier("lunch", seconds)
+            group.barrier("the second barrier", seconds)
         finally:
             (folder / str(group.rank)).touch()
 

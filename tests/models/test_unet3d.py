@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from tutti.errors import ConfigError
-from tutti.models.layout import put_channels_last
 from tutti.models.unet3d import UNet3d
+from tutti.train.learner import put_channels_last
 
 DOWN = [(4, 64), (64, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
 UP = [(512, 512), (1024, 512), (1024, 256), (512, 128), (256, 64), (128, 5)]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tutti import units
 from tutti.ranks.cores import (
     Core,
     Mode,
     Topology,
     choose_cores,
     choose_near_gpu,
-    format_list,
     parse_list,
     read_topology,
     visible_gpus,
@@ -134,7 +134,7 @@ def test_without_the_kernels_word_every_processor_is_a_core(tmp_path: Path) -> N
 )
 def test_lists_of_processors_are_read_and_written(text: str, numbers: set[int]) -> None:
     assert parse_list(f"{text}\n") == numbers
-    assert format_list(numbers) == text
+    assert units.ranges(numbers) == text
 
 
 BIND = """

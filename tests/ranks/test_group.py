@@ -29,7 +29,7 @@ def test_a_barrier_names_the_ranks_that_did_not_come(tmp_path: Path) -> None:
     errors = run_ranks(4, arrive_late, (1, 3), 6.0, tmp_path, expect_failure=True)
     for rank in (0, 2):
         assert isinstance(errors[rank], DeadlineError)
-        assert "at lunch: missing ranks 1, 3, arrived ranks 0, 2 of 4" in str(errors[rank])
+        assert "at the second barrier: missing ranks 1, 3, arrived ranks 0, 2 of 4" in str(errors[rank])
 
 
 def test_an_error_on_one_rank_is_raised_on_all_with_its_name() -> None:

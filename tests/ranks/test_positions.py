@@ -1,8 +1,6 @@
 """What is concluded from where ranks are."""
 
-import pytest
-
-from tutti.ranks.positions import Position, find_missing, name_ranks
+from tutti.ranks.positions import Position, find_missing
 from tutti.runs.step_parts import StepPart
 
 HOSTS = ["n1", "n1", "n2", "n2"]
@@ -19,7 +17,7 @@ def test_a_rank_in_an_earlier_phase_of_the_step_is_missing() -> None:
     assert (finding.arrived, finding.behind, finding.silent) == ((0, 1, 3), (2,), ())
     assert finding.text.splitlines() == [
         "step 12 did not end within 30 s: missing rank 2 on host n2.",
-        "ranks 0, 1, 3 arrived: in the backward pass, where gradients are averaged, of step 12 for 30 s",
+        "ranks 0-1, 3 arrived: in the backward pass, where gradients are averaged, of step 12 for 30 s",
         "rank 2 on host n2 is waiting for its batch of step 12 for 30 s:",
         "  | read.py:3 in read: f()",
     ]
@@ -38,7 +36,7 @@ def test_a_rank_in_an_earlier_step_is_missing_whatever_its_phase() -> None:
 def test_ranks_that_do_not_answer_are_named_with_their_hosts() -> None:
     finding = find_missing([at(0, StepPart.LOGGING, 5), at(1, StepPart.LOGGING, 5)], HOSTS, "the connection was lost")
     assert (finding.arrived, finding.silent) == ((0, 1), (2, 3))
-    assert finding.text.startswith("the connection was lost: missing ranks 2, 3 on host n2.\n")
+    assert finding.text.startswith("the connection was lost: missing ranks 2-3 on host n2.\n")
     assert "no answer from rank 2 on host n2, 3 on host n2: the process or its host has ended" in finding.text
 
 
@@ -47,11 +45,3 @@ def test_where_nobody_is_behind_the_network_is_suspected() -> None:
     assert not finding.behind and not finding.silent
     assert "all ranks are at the same position and wait for each other" in finding.text
     assert "run tutti doctor" in finding.text and "a.py:1 in a: b()" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([3], "rank 3"), ([0, 2], "ranks 0, 2"), (list(range(20)), "ranks " + ", ".join(map(str, range(16))) + ", ...")],
-)
-def test_many_ranks_are_cut_short(numbers: list[int], text: str) -> None:
-    assert name_ranks(numbers) == text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from run_folders import make_run
 
-from tutti.runs.tensorboard import find_events, link_events
+from tutti.runs.listing import find_events, link_events
 
 
 def links_of(board: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from tutti import units
 from tutti.cli.options import examples
 from tutti.errors import FolderError, LaunchError
 from tutti.ranks.process import end_with_parent
-from tutti.runs.tensorboard import FOLDER, find_events, link_events
+from tutti.runs.listing import FOLDER, find_events, link_events
 
 _FIRST_PORT, _PORTS = 6006, 20
 _START_SECONDS = 120.0

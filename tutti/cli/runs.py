@@ -125,7 +125,7 @@ def _check_plot(plot: Path) -> None:
 
 
 def _draw(runs: dict[str, RunOutcome], plot: Path) -> None:
-    from tutti.report.runs import draw_comparison
+    from tutti.report.curves import draw_comparison
 
     try:
         draw_comparison(runs, plot)

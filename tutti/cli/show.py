@@ -42,7 +42,7 @@ def show(
     schedule = make_schedule(resolved.config, plan)
     _print_plan(console, plan, schedule)
     if plot_lr is not None:
-        from tutti.report.runs import draw_schedule
+        from tutti.report.curves import draw_schedule
 
         try:
             draw_schedule(schedule, plan.steps_per_epoch, plot_lr)

@@ -153,7 +153,7 @@ def _train_as_rank(
     def work() -> Any:
         outcome = _run_rank(config, placement, folder, checkpoint, preflight)
         if placement.rank == 0:
-            from tutti.report.runs import draw_curves
+            from tutti.report.curves import draw_curves
 
             print(f"curves:     {draw_curves(outcome.folder)}\nrun folder: {outcome.folder.path}", flush=True)
         return outcome

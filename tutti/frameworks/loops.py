@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
+from tutti import units
 from tutti.frameworks.feed import Feed
 from tutti.frameworks.learner import KerasLearner
 from tutti.horovod.keras import backends
-from tutti.runs.journal import show_number
 from tutti.runs.record import summarise_epochs
 from tutti.train.job import Job
 
@@ -197,7 +197,7 @@ def _write_best(job: Job[Any]) -> None:
     """Print the best value of each metric, and the mean time of an epoch."""
     summary = summarise_epochs(job.folder.metrics, job.group.world_size)
     best = ", ".join(
-        f"best {name.replace('_', ' ')} {show_number(name, found['value'])} (epoch {found['epoch']})"
+        f"best {name.replace('_', ' ')} {units.metric(name, found['value'])} (epoch {found['epoch']})"
         for name, found in summary.get("best", {}).items()
     )
     if best and summary["seconds_per_epoch"]:

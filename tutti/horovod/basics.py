@@ -33,6 +33,15 @@ from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, join, release_tensors
 from tutti.ranks.placement import Placement
 
+# fmt: off
+__all__ = [  # in the namespace of every framework
+    "ProcessSet", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "size", "start_timeline",
+    "stop_timeline", "sycl_built",
+]
+# fmt: on
+
 
 @dataclass
 class HorovodJob:
@@ -349,8 +358,7 @@ def gloo_built() -> bool:
     return dist.is_gloo_available()
 
 
-def gloo_enabled() -> bool:
-    return dist.is_gloo_available()
+gloo_enabled = gloo_built
 
 
 def nccl_built() -> int:
@@ -373,8 +381,7 @@ def mpi_built() -> bool:
     return False
 
 
-def mpi_enabled() -> bool:
-    return False
+mpi_enabled = mpi_built
 
 
 def ddl_built() -> bool:

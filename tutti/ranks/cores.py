@@ -2,11 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
+
+from tutti import units
 
 _SYSTEM = Path("/sys/devices/system")
 _PCI = Path("/sys/bus/pci/devices")
@@ -75,17 +77,6 @@ def parse_list(text: str) -> set[int]:
     return numbers
 
 
-def format_list(numbers: Iterable[int]) -> str:
-    """Numbers in the kernel's short form."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def _read_list(path: Path) -> set[int]:
     try:
         return parse_list(path.read_text())
@@ -109,8 +100,8 @@ class Binding:
 
     def line(self) -> str:
         """What the screen says of a rank's cores."""
-        domains = f" of memory domain {format_list(self.domains)}" if self.domains else ""
-        return f"cores {format_list(self.cpus)}{domains} ({self.why})"
+        domains = f" of memory domain {units.ranges(self.domains)}" if self.domains else ""
+        return f"cores {units.ranges(self.cpus)}{domains} ({self.why})"
 
     def record(self) -> dict[str, Any]:
         """What the record of a run keeps."""

@@ -5,13 +5,13 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tutti import units
 from tutti.errors import LaunchError
-from tutti.ranks.cores import format_list
 from tutti.ranks.group import Group
 
 MISSING = "missing"
@@ -68,13 +68,7 @@ def odd_ones(ranks: Sequence[tuple[int, str]], values: Sequence[Any], name: Call
         most = "all others have" if len(odd) == 1 else f"{counts[usual]} of {len(values)} ranks have"
     for (host, value), numbers in odd.items():
         has = "has" if len(numbers) == 1 else "have"
-        yield f"{name_ranks(numbers)} on host {host} {has} {name(value)}, {most} {name(usual)}"
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """'rank 3', or 'ranks 0-3, 8'."""
-    numbers = list(ranks)
-    return f"rank{'s' if len(numbers) > 1 else ''} {format_list(numbers).replace(',', ', ')}"
+        yield f"{units.ranks(numbers)} on host {host} {has} {name(value)}, {most} {name(usual)}"
 
 
 def own_code() -> str:

@@ -31,10 +31,9 @@ from tutti.errors import (
     summarise_error,
 )
 from tutti.ranks.failures import end_rank, is_consequence
-from tutti.ranks.messages import MessageQueues
 from tutti.ranks.placement import Placement
 from tutti.ranks.positions import HangFinding, Position, find_missing, stack_of
-from tutti.ranks.stop_agreement import StopAgreement
+from tutti.ranks.stop_agreement import MessageQueues, StopAgreement
 from tutti.ranks.time_limit import allocation_end
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder

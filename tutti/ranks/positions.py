@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tutti import units
 from tutti.runs.step_parts import StepPart
 
 _MAX_STACKS = 4
@@ -64,7 +65,7 @@ def find_missing(answers: Sequence[Position], hosts: Sequence[str], what: str) -
     behind = [each for each in here if each.place != furthest]
     lines = [_headline(what, behind, silent, hosts)]
     if arrived:
-        lines.append(f"{name_ranks([e.rank for e in arrived])} arrived: {arrived[0].sentence()}")
+        lines.append(f"{units.ranks([e.rank for e in arrived])} arrived: {arrived[0].sentence()}")
     for each in behind[:_MAX_STACKS]:
         lines += [f"rank {each.rank} on host {each.host} is {each.sentence()}:", *_quoted(each.stack)]
     if silent:
@@ -86,12 +87,6 @@ def stack_of(thread: int) -> tuple[str, ...]:
     )
 
 
-def name_ranks(numbers: Sequence[int]) -> str:
-    """Format rank numbers: 'rank 3', or 'ranks 0, 1, 2'; long lists are truncated."""
-    shown = ", ".join(map(str, numbers[:16])) + (", ..." if len(numbers) > 16 else "")
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
-
-
 def _headline(what: str, behind: Sequence[Position], silent: Sequence[int], hosts: Sequence[str]) -> str:
     missing = sorted({*(each.rank for each in behind), *silent})
     if not missing:
@@ -100,7 +95,7 @@ def _headline(what: str, behind: Sequence[Position], silent: Sequence[int], host
             "The network between them may be down: run tutti doctor on the same hosts."
         )
     where = ", ".join(dict.fromkeys(hosts[rank] for rank in missing[:16]))
-    return f"{what}: missing {name_ranks(missing)} on host {where}."
+    return f"{what}: missing {units.ranks(missing)} on host {where}."
 
 
 def _quoted(stack: Sequence[str]) -> list[str]:

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from tutti import units
 from tutti.errors import DeadlineError, LaunchError
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import name_ranks
 from tutti.ranks.rendezvous import find_store_port, serve_store_port
 
 _STAY_SECONDS = 5.0
@@ -101,4 +101,4 @@ def _describe_missing(store: dist.Store, rank: int, world_size: int, key: str) -
     except dist.DistError:
         return "rank 0, which holds the store, has ended or does not answer."
     missing = [other for other in range(world_size) if other not in here]
-    return f"missing {name_ranks(missing)}, arrived {name_ranks(here)} of {world_size}."
+    return f"missing {units.ranks(missing)}, arrived {units.ranks(here)} of {world_size}."

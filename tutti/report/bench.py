@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from tutti import units
 from tutti.bench.collectives.model import BUS_FACTORS, fit_line
-from tutti.bench.collectives.results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results, show_size
+from tutti.bench.collectives.results import OPERATIONS, PICTURE, Measured, Results, as_points, read_results
 from tutti.bench.greedy_search import TriedChange
 from tutti.bench.results import Measurement
 from tutti.bench.shares import find_shares
@@ -195,7 +196,7 @@ def _draw_operation(times: Axes, rates: Axes, results: Results, operation: str) 
     sizes = sorted({point.bytes for point in mine})[:: 1 if len({p.bytes for p in mine}) < 7 else 2]
     for axes in (times, rates):
         axes.set(xscale="log", yscale="log")
-        axes.set_xticks(sizes, [show_size(size) for size in sizes], fontsize=8, rotation=30)
+        axes.set_xticks(sizes, [units.size(size) for size in sizes], fontsize=8, rotation=30)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
 

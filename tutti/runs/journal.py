@@ -99,11 +99,6 @@ def _is_result(key: str) -> bool:
     return key not in _NOT_RESULTS and not key.endswith(("seconds", "_share"))
 
 
-def show_number(name: str, value: float) -> str:
-    """A share as a percentage, any other number with four decimals."""
-    return f"{value:.2%}" if name.endswith(("accuracy", "top5")) else f"{value:.4f}"
-
-
 class Journal:
     """Rank 0's writers; on other ranks there are none, and telling costs nothing."""
 

@@ -12,7 +12,6 @@ from tutti.checkpoint import store
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
-from tutti.models.layout import channels_last
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import silence, spread
 from tutti.ranks.device import applies
@@ -21,6 +20,22 @@ from tutti.ranks.seeds import seed_pass
 from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import Meter, Metrics, count_samples
 from tutti.train.timing import make_timer
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def put_channels_last(model: nn.Module) -> None:
+    """Lay out the weights of a model for images in the channels-last layout."""
+    for parameter in model.parameters():
+        parameter.data = channels_last(parameter.data)
+
+
+def channels_last(batch: Any) -> Any:
+    """A batch of images or volumes in the channels-last layout; anything else as it is."""
+    if isinstance(batch, torch.Tensor) and batch.ndim in _FORMATS:
+        # Not contiguous(): with one channel it takes both layouts for the same, and convolutions then choose the other.
+        return batch.to(memory_format=_FORMATS[batch.ndim])
+    return batch
 
 
 class Pass(nn.Module):

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from tutti import units
 from tutti.config.check import is_lower_better, is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.runs.journal import show_number
 
 
 class TrainingProgress:
@@ -50,7 +50,7 @@ class TrainingProgress:
         """For people: the value of `stop_at` that the run has reached, where that has ended it."""
         if self.has_reached:
             for metric, value in (self.config.stop_at or {}).items():
-                found = f"{metric.replace('_', ' ')} {show_number(metric, self.results[metric])}"
+                found = f"{metric.replace('_', ' ')} {units.metric(metric, self.results[metric])}"
                 where = f"after epoch {self.epoch} of {self.plan.epochs}"
                 yield f"stopped {where}: {found} has reached stop_at.{metric}={value:g}"
 

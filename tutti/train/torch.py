@@ -22,7 +22,6 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
 from tutti.data.dataset import check_classes
 from tutti.errors import ConfigError
-from tutti.models.layout import put_channels_last
 from tutti.optim.optimizers import build_optimizer
 from tutti.ranks.device import applies
 from tutti.ranks.environments import discover
@@ -31,7 +30,7 @@ from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import build_data
 from tutti.train.job import Job
-from tutti.train.learner import TorchLearner
+from tutti.train.learner import TorchLearner, put_channels_last
 from tutti.train.loop import train
 from tutti.train.metrics import Metrics
 from tutti.train.run import TrainingResult, run_rank

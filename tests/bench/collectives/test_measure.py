@@ -11,15 +11,7 @@ from conftest import Finished, Tutti, environment
 
 from tutti import units
 from tutti.bench.collectives.measure import affordable, rank_counts
-from tutti.bench.collectives.results import (
-    DEFAULT_SIZES,
-    Dropped,
-    Measured,
-    Results,
-    parse_sizes,
-    read_results,
-    show_size,
-)
+from tutti.bench.collectives.results import DEFAULT_SIZES, Dropped, Measured, Results, parse_sizes, read_results
 from tutti.cli import collectives
 from tutti.cli.collectives import bench_collectives, describe, print_points
 from tutti.errors import ConfigError, LaunchError, TuttiError
@@ -48,11 +40,11 @@ def test_ranks_are_doubled_up_to_all_of_them() -> None:
 def test_sizes_are_powers_of_1024() -> None:
     assert parse_sizes("1MB, 1KB,64B,1.5kb,1GiB,8") == (8, 64, 1024, 1536, 1 << 20, 1 << 30)
     assert parse_sizes(None) == DEFAULT_SIZES
-    assert [show_size(size) for size in (DEFAULT_SIZES[0], DEFAULT_SIZES[-1], 1020, 1 << 30)] == [
-        "1 KB",
-        "64 MB",
-        "1020 B",
-        "1 GB",
+    assert [units.size(size) for size in (DEFAULT_SIZES[0], DEFAULT_SIZES[-1], 1020, 1 << 30)] == [
+        "1 KiB",
+        "64 MiB",
+        "1,020 B",
+        "1 GiB",
     ]
 
 

@@ -201,12 +201,3 @@ def _parse(word: str) -> int:
     if found is None or factor is None or (size := int(float(found[1]) * factor)) < 4:
         raise ConfigError(f"--sizes: {word!r} is not the size of a message: {_EXPECTED}")
     return size
-
-
-def show_size(size: float) -> str:
-    """A size with three digits and its unit."""
-    for unit in ("B", "KB", "MB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GB"

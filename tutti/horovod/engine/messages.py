@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch.distributed as dist
 
-from tutti.ranks.messages import waiting_connection
+from tutti.ranks.stop_agreement import waiting_connection
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"

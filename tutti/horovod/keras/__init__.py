@@ -1,34 +1,11 @@
 """`import tutti.horovod.keras as hvd`: Horovod's API for Keras, by its names (horovod.keras)."""
 
-# ruff: noqa: F401
+# ruff: noqa: F401, F403
 
 from typing import Any
 
-from tutti.horovod.basics import (
-    ProcessSet,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-    sycl_built,
-)
+from tutti.horovod.basics import *
+from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.gradients import Compression, trained_in
 from tutti.horovod.keras import callbacks, elastic
 from tutti.horovod.keras.backends import (

@@ -1,6 +1,6 @@
 """`import tutti.horovod.tensorflow as hvd`: Horovod's API for TensorFlow 2, by its names."""
 
-# ruff: noqa: F401
+# ruff: noqa: F401, F403
 
 import os
 from importlib import import_module
@@ -16,33 +16,8 @@ if find_spec("tensorflow") is None:
 # What waits for other ranks in a graph holds one of these threads; a script may still choose for itself.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(max(os.cpu_count() or 1, 64)))
 
-from tutti.horovod.basics import (
-    ProcessSet,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-    sycl_built,
-)
+from tutti.horovod.basics import *
+from tutti.horovod.basics import add_process_set, remove_process_set
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.gradients import Compression
 from tutti.horovod.tensorflow.bridge import executing_eagerly as _executing_eagerly

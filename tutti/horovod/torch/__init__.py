@@ -1,34 +1,9 @@
 """`import tutti.horovod.torch as hvd`: Horovod's API for PyTorch, by its names."""
 
-# ruff: noqa: F401
+# ruff: noqa: F401, F403
 
-from tutti.horovod.basics import (
-    ProcessSet,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-    sycl_built,
-)
+from tutti.horovod.basics import *
+from tutti.horovod.basics import add_process_set, remove_process_set
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import elastic

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tutti.models.layout import channels_last, put_channels_last
+from tutti.train.learner import channels_last, put_channels_last
 
 
 @pytest.mark.parametrize("channels", [1, 3])

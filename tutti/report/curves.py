@@ -1,0 +1,113 @@
+"""The curves of a run, curves.png, and those of several runs in one picture."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.axes import Axes
+
+from tutti.config.schedule import Schedule
+from tutti.report.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, STROKES, VERMILION, plt
+from tutti.runs.folder import RunFolder
+from tutti.runs.metrics import is_number, read_events
+from tutti.runs.record import read_record
+
+if TYPE_CHECKING:
+    from tutti.report.runs import Mark, RunOutcome
+
+
+def draw_curves(folder: RunFolder) -> Path | None:
+    """Draw a run's curves beside its record; nothing where it has not logged a step yet."""
+    events = list(read_events(folder.metrics))
+    steps = [event for event in events if event.get("event") == "step"]
+    epochs = [event for event in events if event.get("event") in ("start", "epoch")]
+    if not steps:
+        return None
+    record = read_record(folder.record) or {}
+    metrics = [key.removeprefix("valid_") for key in epochs[-1] if key.startswith("valid_")] if epochs else []
+    others = [name for name in metrics if name != "loss"]
+    figure, axes = plt.subplots(1, 3 + bool(others), figsize=(4.2 * (3 + bool(others)), 3.4), layout="constrained")
+    panels = iter(axes)
+    _plot_pair(next(panels), "loss", steps, epochs)
+    for name in others[:1]:
+        _plot_pair(next(panels), name, steps, epochs)
+    _plot(next(panels), steps, "lr", "learning rate")
+    speed = next(panels)
+    _plot(speed, steps, "samples_per_second", "samples/s")
+    speed.set_ylim(bottom=0)
+    figure.suptitle(f"{record.get('recipe', folder.path.name)}, {record.get('ranks', '?')} rank(s)", fontsize=11)
+    figure.savefig(folder.curves, dpi=110)
+    plt.close(figure)
+    return folder.curves
+
+
+def draw_schedule(schedule: Schedule, steps_per_epoch: int, path: Path) -> None:
+    """Draw the learning rate over all steps."""
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    axes.plot([schedule.lr_at(step) for step in range(schedule.total_steps)])
+    axes.set(xlabel=f"step ({steps_per_epoch:,} an epoch)", ylabel="learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _plot_pair(axes: Axes, name: str, steps: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> None:
+    """A metric on training batches as a thin line, on validation as marks."""
+    _plot(axes, steps, name, name, label="training", alpha=0.6)
+    valid = [event for event in epochs if "step" in event and f"valid_{name}" in event]
+    axes.plot([e["step"] for e in valid], [e[f"valid_{name}"] for e in valid], "o-", ms=3, label="validation")
+    axes.legend(fontsize=8)
+
+
+def _plot(axes: Axes, events: list[dict[str, Any]], key: str, title: str, **style: Any) -> None:
+    known = [event for event in events if "step" in event and is_number(event.get(key))]
+    axes.plot([event["step"] for event in known], [event[key] for event in known], **style)
+    axes.set(xlabel="step", title=title)
+    axes.grid(alpha=0.3)
+
+
+_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)  # more runs than colours differ by their strokes
+
+
+def draw_comparison(runs: Mapping[str, "RunOutcome"], path: Path) -> Path:
+    """Draw the loss and the first metric of all runs, over steps on the left and over time on the right."""
+    names = ["loss", *_metrics(runs)[:1]]
+    figure, axes = plt.subplots(
+        len(names), 2, figsize=(11, 3.4 * len(names) + 0.3), layout="constrained", squeeze=False, sharey="row"
+    )
+    try:
+        for name, (by_step, by_time) in zip(names, axes, strict=True):
+            for place, run in enumerate(runs.values()):
+                _draw(by_step, name, run, place, lambda mark: mark.step)
+                _draw(by_time, name, run, place, lambda mark: mark.seconds)
+            by_step.set(xlabel="step", ylabel=name, title=f"{name} by step")
+            by_time.set(xlabel="seconds of training", title=f"{name} by time")
+        labels = [plt.Line2D([], [], **_style(place)) for place in range(len(runs))]
+        columns = 1 if max(map(len, runs)) > 60 else 2
+        figure.legend(labels, list(runs), loc="outside lower center", ncols=columns, fontsize=8)
+        figure.suptitle("training: thin lines; validation: marks", fontsize=10)
+        figure.savefig(path, dpi=110)
+    finally:
+        plt.close(figure)
+    return path
+
+
+def _metrics(runs: Mapping[str, "RunOutcome"]) -> list[str]:
+    found = dict.fromkeys(key for run in runs.values() for mark in run.epochs for key in mark.values)
+    names = [key.removeprefix("valid_") for key in found if key.startswith("valid_")]
+    return [name for name in names if name != "loss"]
+
+
+def _draw(axes: Axes, name: str, run: "RunOutcome", place: int, where: Callable[["Mark"], float]) -> None:
+    windows = [mark for mark in run.windows if name in mark.values]
+    epochs = [mark for mark in run.epochs if f"valid_{name}" in mark.values]
+    values = [mark.values[name] for mark in windows]
+    axes.plot([where(mark) for mark in windows], values, linewidth=0.9, alpha=0.6, **_style(place))
+    values = [mark.values[f"valid_{name}"] for mark in epochs]
+    axes.plot([where(mark) for mark in epochs], values, marker="o", markersize=3.5, **_style(place))
+    axes.grid(alpha=0.3)
+
+
+def _style(place: int) -> dict[str, Any]:
+    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": STROKES[place // len(_COLOURS) % len(STROKES)]}
