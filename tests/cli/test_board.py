@@ -70,7 +70,7 @@ def test_tensorboard_lists_runs_by_their_names_also_new_ones_and_ends_on_an_inte
     with reserved_port() as port, started(tmp_path, port) as process:
         assert process.stdout is not None
         address = process.stdout.readline()
-        assert address == f"1 run(s) of runs: http://localhost:{port}/ (Ctrl-C ends it)\n"
+        assert address == f"1 run of runs: http://localhost:{port}/ (Ctrl-C ends it)\n"
         await_runs(port, ["digits_2026-11-15_101500_n2"])
         make_shown(tmp_path / "runs" / "digits" / "2026-11-15_101600_n4")
         await_runs(port, ["digits_2026-11-15_101500_n2", "digits_2026-11-15_101600_n4"])

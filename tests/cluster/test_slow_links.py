@@ -1,12 +1,12 @@
 """The benchmark of slow links runs to its verdict; what it measures is for quiet machines."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import slurm
 from conftest import REPOSITORY, command
-from prepared import PYTHON
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm"), pytest.mark.slow]
 
@@ -16,7 +16,7 @@ def test_exposed_communication_and_all_reduces_are_measured_on_the_same_nodes(tm
         pytest.skip(reason)
     program = str(REPOSITORY / "benchmarks" / "slow_links.py")
     options = ["--rate", "1gbit", "--batch", "2", "--repeat", "1", "--keep", "kept", "--out", "found.json"]
-    done = command(PYTHON, program, *options, cwd=tmp_path)
+    done = command(sys.executable, program, *options, cwd=tmp_path)
     assert done.code in (0, 1), done.all
     assert "exposed within 15% of an all-reduce" in done.out, done.all
     found = json.loads((tmp_path / "found.json").read_text())

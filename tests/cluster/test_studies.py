@@ -50,7 +50,7 @@ def test_submitted_points_run_one_after_another_and_are_followed(cluster: Cluste
         states = {read_state(folder, point).state for point in ("n1-r1", "n2-r1")}
         return shown.out if states <= {"finished", "failed"} else None
 
-    shown = wait_until(look, lambda: f"jobs do not end: {cluster.job(second)}", 150)
+    shown = wait_until(look, lambda: f"jobs do not end: {cluster.job(second)}")
     assert [read_state(folder, point).state for point in ("n1-r1", "n2-r1")] == ["finished", "finished"], shown
     assert hosts_of(folder)[1] == ["n1", "n2"]
     assert re.search(r"^ +2 +128 +finished", shown, re.MULTILINE), shown
