@@ -94,3 +94,8 @@ def test_a_table_aligns_words_to_the_left_and_numbers_to_the_right(capsys: pytes
     assert units.table(titles, []) == ["name  ms  where"]
     units.print_table(titles, rows, left=("name", "where"))
     assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_losses_and_errors_are_better_when_they_are_lower() -> None:
+    names = ("valid_loss", "top1_error", "valid_accuracy", "valid_top5")
+    assert [units.is_lower_better(name) for name in names] == [True, True, False, False]

@@ -65,6 +65,11 @@ def is_share(metric_name: str) -> bool:
     return metric_name.endswith(("accuracy", "top5"))
 
 
+def is_lower_better(metric_name: str) -> bool:
+    """Returns whether a smaller value of a metric is the better one: a loss or an error."""
+    return metric_name.endswith(("loss", "error"))
+
+
 def metric(name: str, value: float) -> str:
     """The value of a loss or a metric: an accuracy as `99.17%`, any other as `0.2127`."""
     if is_share(name):

@@ -19,11 +19,10 @@ from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
 from tutti.launch import local
 from tutti.launch.elastic.leader import ElasticTerms, HostServer, Leader
 from tutti.launch.elastic.member import Member, Offer, connect_to_leader
-from tutti.launch.elastic.messages import listen
 from tutti.launch.elastic.slots import usable_ranks
 from tutti.ranks.environments import discover
 from tutti.ranks.placement import Placement
-from tutti.ranks.rendezvous import find_store_port, serve_store_port
+from tutti.ranks.rendezvous import find_store_port, listen, serve_store_port
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.runs.listing import read_state
 

@@ -7,11 +7,7 @@ from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import make_schedule
 from tutti.errors import ConfigError, nearest
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether less of a metric is better."""
-    return metric.endswith(("loss", "error"))
+from tutti.units import is_lower_better
 
 
 def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> bool:

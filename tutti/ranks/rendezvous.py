@@ -31,7 +31,7 @@ def serve_store_port(key: str, store_port: int, callers: int, seconds: float) ->
     ports = rendezvous_ports(key)
     for port in ports:
         with contextlib.suppress(OSError):
-            server = _listen(port)
+            server = listen(port)
             server.settimeout(seconds)
             arguments = (server, key.encode(), b"%d" % store_port, callers)
             threading.Thread(target=_answer, args=arguments, name="rendezvous", daemon=True).start()
@@ -69,8 +69,8 @@ def _no_answer(address: str, rank: int, answers: dict[int, str], seconds: float)
     )
 
 
-def _listen(port: int) -> socket.socket:
-    """Listen on IPv4, and on IPv6 where the host has it."""
+def listen(port: int) -> socket.socket:
+    """Listen on IPv4, and on IPv6 where the host has it; port 0 takes a free one."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=4096)

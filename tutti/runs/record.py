@@ -17,6 +17,7 @@ from typing import Any
 from tutti.errors import Cause, TuttiError, cause_of, summarise_error
 from tutti.runs.files import read_json, write_durably
 from tutti.runs.metrics import is_number, read_events
+from tutti.units import is_lower_better
 
 _PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit-learn")
 _OF_THE_END = ("state", "ended", "ended_by", "failure", "cause", "failed_rank", "failed_host", "failed_step")
@@ -257,7 +258,7 @@ def _best(history: list[dict[str, Any]]) -> dict[str, Any]:
     for name in (name for name in history[-1] if name.startswith("valid_")):
         known = [entry for entry in history if name in entry and not math.isnan(entry[name])]
         if known:
-            sign = 1 if name.endswith(("loss", "error")) else -1
+            sign = 1 if is_lower_better(name) else -1
             best = min(known, key=lambda entry: sign * entry[name])
             found[name] = {"value": best[name], "epoch": best.get("epoch")}
     return found

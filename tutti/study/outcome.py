@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from tutti import units
-from tutti.config.check import is_lower_better, is_reached
+from tutti.config.check import is_reached
 from tutti.errors import Cause, FolderError
 from tutti.runs.metrics import read_all_events
 from tutti.runs.record import read_record
 from tutti.runs.step_parts import COMPUTE, SHARES, StepPart
 from tutti.study.definition import Definition, Goal, Point, PointState, StudyFolder, read_state
+from tutti.units import is_lower_better
 
 _NEEDED = {"step": ("step", "seconds", "loss", "samples_per_second"), "epoch": ("step", "epoch")}
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tutti import units
-from tutti.config.check import is_lower_better
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.outcome import Summary
-from tutti.units import count
+from tutti.units import count, is_lower_better
 
 _ALONG = ("batch.global", "batch.per_rank", "ranks")  # what is looked at first
 ALL = "all runs"  # the name of the only curve

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from tutti import units
-from tutti.config.check import is_lower_better, is_reached
+from tutti.config.check import is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.units import is_lower_better
 
 
 class TrainingProgress:

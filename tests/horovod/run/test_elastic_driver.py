@@ -16,9 +16,10 @@ from tutti.horovod.run.arguments import ElasticOptions
 from tutti.horovod.run.discovery import cool_down_of, read_script
 from tutti.horovod.run.driver import run_elastic
 from tutti.horovod.run.messages import Assignment, Notice, RankRequest, WorkerServer
-from tutti.launch.elastic.messages import connect, listen
+from tutti.launch.elastic.messages import connect
 from tutti.launch.elastic.slots import SlotPool
 from tutti.launch.hosts import Candidate, Host, assign_ranks
+from tutti.ranks.rendezvous import listen
 
 TWO = ElasticOptions(np=2, min_np=2, hosts=(Host("localhost", 2),))
 

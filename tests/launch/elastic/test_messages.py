@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tutti.launch.elastic.leader import HostServer
-from tutti.launch.elastic.messages import Connection, connect, listen
+from tutti.launch.elastic.messages import Connection, connect
+from tutti.ranks.rendezvous import listen
 
 JOIN = {"host": "n2", "slots": 2, "recipe": "digits", "version": "1.0", "order": 3}
 

@@ -26,11 +26,11 @@ from tutti.horovod.run.messages import (
     WorkerServer,
 )
 from tutti.horovod.run.static_job import interface_environment, without_launchers
-from tutti.launch.elastic.messages import listen
 from tutti.launch.elastic.slots import RankLimits, SlotPool
 from tutti.launch.hosts import Candidate, Host, Ssh, assign_ranks, fill_hosts, is_local, own_address
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.rendezvous import listen
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

@@ -71,13 +71,6 @@ class Connection:
         self._connection.close()
 
 
-def listen(port: int) -> socket.socket:
-    """Open a socket for IPv4, and for IPv6 where there is IPv6; port 0 takes a free one."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
 def connect(address: str, port: int, timeout_seconds: float = _CONNECT_SECONDS, keep_alive: bool = True) -> Connection:
     """Connect to a server."""
     connection = socket.create_connection((address, port), timeout=timeout_seconds)

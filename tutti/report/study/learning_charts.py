@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tutti import units
-from tutti.config.check import is_lower_better
 from tutti.report.study.charts import Chart, ChartAxis, Curve, Study, axis_along, log_axis, metric_axis, place_series
 from tutti.study.analysis import Setting
 from tutti.study.outcome import RunFigures, Summary
 from tutti.study.sweep_results import axis_of, axis_words, describe, place
+from tutti.units import is_lower_better
 
 _MOST_POINTS = 300  # of a curve: more are not seen
 _MOST_RUNS = 60  # that are all drawn
