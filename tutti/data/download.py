@@ -40,7 +40,7 @@ Report = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0:
 
 
 def get(name: str, folder: Path, mirror: str | None = None, report: Report = lambda *_: None) -> list[Path]:
-    """Bring the files of a dataset into a folder; those that are there and right are left alone."""
+    """Download the files of a dataset into a folder; files with the right checksum are kept."""
     if name not in SOURCES:
         raise ConfigError(f"data {name!r} cannot be fetched: expected {', '.join(SOURCES)}.{nearest(name, SOURCES)}")
     source = SOURCES[name]

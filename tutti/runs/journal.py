@@ -129,7 +129,7 @@ class Journal:
 
 
 def rewind(folder: RunFolder, step: int) -> None:
-    """Take back what was told after a step that the run goes on from."""
+    """Remove the events after the step from which a run resumes."""
     for path in (folder.metrics, *_ledgers(folder)):
         trim_events(path, step)
 

@@ -166,7 +166,7 @@ def _warn(path: Path, reason: str) -> None:
 
 
 def state_of(content: dict[str, Any]) -> str:
-    """The state of a run; one that says it runs but whose process is gone was interrupted."""
+    """Return the state of a run; a run recorded as running whose process has ended is "interrupted"."""
     segment = (content.get("segments") or [{}])[-1]
     if content.get("state") == "running" and segment.get("host") == platform.node():
         try:

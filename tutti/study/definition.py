@@ -105,7 +105,7 @@ class StudyFolder:
 
 
 def write_definition(folder: StudyFolder, definition: Definition) -> None:
-    """Keep a study's definition, from which it goes on when it was interrupted."""
+    """Write the definition of a study, from which an interrupted study resumes."""
     write_dataclass(folder.definition, definition, indent=1)
 
 

@@ -34,7 +34,7 @@ class PointProgress:
 
 
 class StudyObserver(Protocol):
-    """Who shows how a study goes on."""
+    """Shows the progress of a study."""
 
     def begins(self, place: PointProgress) -> None:
         """A point begins."""
@@ -46,7 +46,7 @@ class StudyObserver(Protocol):
 
 
 def decide(state: PointState, goal: Goal, run_state: str | None, has_checkpoint: bool, retry: bool) -> Next:
-    """What is left to do for a point: a run that was only timed begins anew, another one goes on where it can."""
+    """What is left to do for a point: a timed run starts again from the beginning, any other run resumes if it can."""
     if state.state == "finished" or (state.state == "failed" and not retry):
         return "nothing"
     if run_state == "finished":  # this process was killed before it could note it
@@ -122,7 +122,7 @@ class _Running:
         return None
 
     def end(self) -> None:
-        """End what still runs; it waits for the study to go on."""
+        """End the points that still run; they run again when the study resumes."""
         end_processes([each.process for each in self._now], _SAVING_SECONDS)
         for started in self._now:
             write_state(self._folder, started.place.point.id, replace(started.state, state="waiting"))

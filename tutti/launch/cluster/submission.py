@@ -250,7 +250,7 @@ def submit_run(submission: Submission) -> tuple[RunFolder, str]:
 
 
 def require_scheduler(site: Site) -> None:
-    """Refuse to go on where the commands of a site's scheduler are missing."""
+    """Raise an error if the commands of the site's scheduler are missing."""
     scheduler = scheduler_of(site.scheduler)
     require(scheduler.SUBMIT, scheduler.NAME)
 

@@ -34,7 +34,7 @@ class JobState:
 
 
 def require(command: str, scheduler: str) -> None:
-    """Refuse to go on where a scheduler's command is not installed."""
+    """Raise an error if a command of the scheduler is not installed."""
     if shutil.which(command) is None:
         raise LaunchError(
             f"{command}, with which jobs are submitted to {scheduler}, is not on this machine. Submit from a login "
