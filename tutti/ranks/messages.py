@@ -1,0 +1,444 @@
+"""Messages between the processes of a job: JSON objects over TCP, signed with the secret of the job.
+
+Both ends of a connection prove that they hold the secret, without sending it, before either reads a message. The keys
+of a connection come from random numbers of both ends, and every message carries a tag over its content, direction and
+number: it can neither be forged nor altered, repeated or sent on another connection. Messages are not encrypted.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import queue
+import resource
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tutti.ranks.secret import Secret
+
+_HELLO = b"tutti/1\n"
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_TAG_BYTES = 16
+_LENGTH = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 16 << 20
+_MAX_UNSENT_BYTES = 256 << 20  # to a peer that does not read
+_MAX_STRANGERS = 4096  # connections that have not proved anything yet; the oldest is closed first
+_PROOF_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect
+_READ_BYTES = 1 << 16
+_MAX_FILES = 1 << 16
+_END_SECONDS = 5.0  # for what was sent before the server closed
+# A host that has lost its power or its network is noticed after 4 + 3 x 2 seconds without an answer.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+
+Event = tuple[int, dict[str, Any]]  # the number of a peer, and its message
+
+
+class NotOfThisJob(OSError):
+    """The process at the other end does not hold the secret of this job."""
+
+
+def listen(port: int, address: str = "") -> socket.socket:
+    """Listen at an address, or on all of IPv4, and of IPv6 where the host has it; port 0 takes a free one."""
+    if address:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, port), family=family, backlog=4096)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=4096)
+
+
+class _Seal:
+    """Packs messages of one direction of a connection, or unpacks them; each has a number of its own."""
+
+    def __init__(self, key: bytes, nonces: bytes, sender: str) -> None:
+        self._key = hmac.digest(key, sender.encode() + nonces, "sha256")
+        self._count = 0
+
+    def pack(self, message: dict[str, Any]) -> bytes:
+        content = json.dumps(message, separators=(",", ":")).encode()
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(content):,} bytes: expected at most {MAX_MESSAGE_BYTES:,}")
+        return _LENGTH.pack(len(content)) + self._tag(content) + content
+
+    def unpack(self, tag: bytes, content: bytes) -> dict[str, Any]:
+        if not hmac.compare_digest(tag, self._tag(content)):
+            raise NotOfThisJob("a message without the signature of this job")
+        message = json.loads(content)
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise ValueError("expected an object with a kind")
+        return message
+
+    def _tag(self, content: bytes) -> bytes:
+        self._count += 1
+        number = self._count.to_bytes(8, "big")
+        return hashlib.blake2b(number + content, key=self._key, digest_size=_TAG_BYTES).digest()
+
+
+def _proof(key: bytes, prover: str, nonces: bytes) -> bytes:
+    return hmac.digest(key, b"proof of " + prover.encode() + nonces, "sha256")
+
+
+def _length(header: bytes) -> int:
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length:,} bytes: expected at most {MAX_MESSAGE_BYTES:,}")
+    return length
+
+
+def _set_keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Connection:
+    """A connection to the server of a job; one thread reads its messages, any thread may send."""
+
+    def __init__(self, connection: socket.socket, secret: Secret) -> None:
+        """Prove that this process belongs to the job, and have the server prove it."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        key, own = secret.key("messages"), secrets.token_bytes(_NONCE_BYTES)
+        connection.sendall(_HELLO + own)
+        nonces = own + _receive(connection, _NONCE_BYTES)
+        if not hmac.compare_digest(_receive(connection, _PROOF_BYTES), _proof(key, "server", nonces)):
+            raise NotOfThisJob("another program answers, without the secret of this job")
+        connection.sendall(_proof(key, "client", nonces))
+        self._sealed, self._opened = _Seal(key, nonces, "client"), _Seal(key, nonces, "server")
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Send a message; the reader of this connection notices when it has ended."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.sendall(self._sealed.pack({"kind": kind} | content))
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the messages of the server until the connection ends, or a forged one arrives."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            while True:
+                length = _length(_receive(self._connection, _LENGTH.size))
+                tag = _receive(self._connection, _TAG_BYTES)
+                yield self._opened.unpack(tag, _receive(self._connection, length))
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection at both ends."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        part = connection.recv(min(size - len(received), _READ_BYTES))
+        if not part:
+            raise NotOfThisJob("the connection was closed by the other end")
+        received += part
+    return bytes(received)
+
+
+def connect(
+    address: str, port: int, secret: Secret, timeout_seconds: float = _CONNECT_SECONDS, keep_alive: bool = True
+) -> Connection:
+    """Connect to a server of this job; try again until the deadline, since a crowded server may drop a connection."""
+    deadline, pause = time.monotonic() + timeout_seconds, _SHORTEST_PAUSE
+    while True:
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            connection = socket.create_connection((address, port), timeout=left)
+            try:
+                connection.settimeout(min(left, _PROOF_SECONDS))
+                made = Connection(connection, secret)
+                connection.settimeout(None)
+                if keep_alive:
+                    _set_keep_alive(connection)
+                return made
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError | socket.gaierror)
+            if refused or time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause * (0.5 + secrets.randbelow(1000) / 2000))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class Peer:
+    """The server's end of a connection."""
+
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        self.number = number
+        self.admitted: int | None = None  # the number under which its messages are events
+        self.connection = connection
+        self.since = time.monotonic()
+        self.received = bytearray()
+        self.unsent: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        self.nonces: bytes | None = None
+        self.sealed: _Seal | None = None  # once the peer has proved that it holds the secret
+        self.opened: _Seal | None = None
+        self.ends = False  # as soon as everything is sent
+        self.writing = False  # the selector reports when more can be sent
+
+    def take(self, size: int) -> bytes | None:
+        """Remove so many bytes from what was received, or none if there are fewer."""
+        if len(self.received) < size:
+            return None
+        taken = bytes(self.received[:size])
+        del self.received[:size]
+        return taken
+
+
+class MessageServer:
+    """Receives the messages of all peers in one thread; a subclass decides which peers are admitted."""
+
+    kinds: tuple[str, ...] = ()  # of messages that admitted peers send
+    keep_alive = True
+
+    def __init__(self, secret: Secret) -> None:
+        self._key = secret.key("messages")
+        self._peers: dict[int, Peer] = {}  # by the number under which they were admitted
+        self._strangers: dict[int, Peer] = {}  # by arrival, without a proof yet
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._serve, name="message server", daemon=True)
+        self._closed = False
+
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        """Return the number of a peer and its first event, given its first message; None refuses the peer."""
+        raise NotImplementedError
+
+    def on_message(self, number: int, message: dict[str, Any]) -> None:
+        """Take a message of a peer, in the server's thread; adds it to the events unless a subclass does more."""
+        self._events.put((number, message))
+
+    def start(self, listener: socket.socket) -> int:
+        """Accept peers at a socket, in a thread; return its port."""
+        _allow_many_files()
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread.start()
+        return listener.getsockname()[1]
+
+    def close(self) -> None:
+        """End all connections once what was sent has left, and accept no more."""
+        self._closed = True
+        self._wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_SECONDS)
+
+    def put(self, kind: str, **content: Any) -> None:
+        """Add an event of this process itself; may be called in a signal handler."""
+        self._events.put((-1, {"kind": kind} | content))
+
+    def next(self, seconds: float) -> Event | None:
+        """Return the next event, or None after this time; `disconnected` follows the last message of a peer."""
+        with contextlib.suppress(queue.Empty):
+            return self._events.get(timeout=seconds)
+
+    def send(self, numbers: Iterable[int], kind: str, **content: Any) -> None:
+        """Send a message to some peers; those that have disconnected are left out."""
+        for number in numbers:
+            if peer := self._peers.get(number):
+                self.reply(peer, kind, **content)
+
+    def send_all(self, kind: str, **content: Any) -> None:
+        """Send a message to all peers."""
+        self.send(list(self._peers), kind, **content)
+
+    def reply(self, peer: Peer, kind: str, **content: Any) -> None:
+        """Send a message to one peer, also to one that is not admitted."""
+        with self._lock:
+            assert peer.sealed is not None
+            self._write(peer, peer.sealed.pack({"kind": kind} | content))
+
+    # What follows runs in the server's thread, but for _write and _wake.
+
+    def _serve(self) -> None:
+        arrival = 0
+        while not self._closed:
+            for ready, _ in self._selector.select(1.0 if self._strangers else None):
+                if ready.fileobj is self._woken:
+                    self._woken.recv(_READ_BYTES)
+                elif ready.fileobj is self._listener:
+                    arrival = self._accept(arrival)
+                else:
+                    self._handle(ready.data)
+            self._drop_strangers()
+        self._end()
+
+    def _handle(self, peer: Peer) -> None:
+        """Send what is left to send, and read what has arrived; a peer that breaks the protocol is disconnected."""
+        try:
+            with self._lock:
+                self._flush(peer)
+            if peer.ends and not peer.unsent:
+                return self._drop(peer)
+            part = peer.connection.recv(_READ_BYTES)
+            if not part:
+                return self._drop(peer)
+            peer.received += part
+            if peer.opened is not None or self._prove(peer):
+                self._read(peer)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            self._drop(peer)
+
+    def _accept(self, arrival: int) -> int:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer = self._strangers[arrival] = Peer(connection, arrival)
+                self._selector.register(connection, selectors.EVENT_READ, peer)
+                arrival += 1
+                self._drop_strangers()
+        return arrival
+
+    def _drop_strangers(self) -> None:
+        """Close connections that have proved nothing in time, and the oldest where there are too many."""
+        now = time.monotonic()
+        while self._strangers:
+            oldest = next(iter(self._strangers.values()))
+            if len(self._strangers) <= _MAX_STRANGERS and now - oldest.since < _PROOF_SECONDS:
+                return
+            self._drop(oldest)
+
+    def _prove(self, peer: Peer) -> bool:
+        """Exchange proofs with a stranger; return whether it has proved to hold the secret."""
+        if peer.nonces is None:
+            hello = peer.take(len(_HELLO) + _NONCE_BYTES)
+            if hello is None:
+                return False
+            if not hello.startswith(_HELLO):
+                raise NotOfThisJob("another protocol")
+            own = secrets.token_bytes(_NONCE_BYTES)
+            peer.nonces = hello.removeprefix(_HELLO) + own
+            self._write(peer, own + _proof(self._key, "server", peer.nonces))
+        proof = peer.take(_PROOF_BYTES)
+        if proof is None:
+            return False
+        if not hmac.compare_digest(proof, _proof(self._key, "client", peer.nonces)):
+            raise NotOfThisJob("a wrong proof")
+        peer.sealed, peer.opened = _Seal(self._key, peer.nonces, "server"), _Seal(self._key, peer.nonces, "client")
+        del self._strangers[peer.number]
+        if self.keep_alive:
+            _set_keep_alive(peer.connection)
+        return True
+
+    def _read(self, peer: Peer) -> None:
+        assert peer.opened is not None
+        head = _LENGTH.size + _TAG_BYTES
+        while len(peer.received) >= head:
+            length = _length(peer.received[: _LENGTH.size])
+            if len(peer.received) < head + length:
+                return
+            tag = peer.take(head)[_LENGTH.size :]  # pyright: ignore[reportOptionalSubscript]
+            message = peer.opened.unpack(tag, peer.take(length) or b"")
+            if peer.admitted is None:
+                self._admit(peer, message)
+            elif message["kind"] in self.kinds:
+                self.on_message(peer.admitted, message)
+
+    def _admit(self, peer: Peer, message: dict[str, Any]) -> None:
+        admitted = None if peer.ends else self.admit(peer.number, message, peer)
+        if admitted is None:
+            peer.ends = True
+            self._watch(peer, writing=True)
+            return
+        number, event = admitted
+        if number in self._peers:  # a peer that connects anew replaces its lost connection
+            self._drop(self._peers[number])
+        peer.admitted = number
+        self._peers[number] = peer
+        self.on_message(number, event)
+
+    def _write(self, peer: Peer, content: bytes) -> None:
+        """Send as much as the connection takes now, the rest when it can; in any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            peer.unsent.append(content)
+            peer.unsent_bytes += len(content)
+            self._flush(peer)
+            if peer.unsent_bytes > _MAX_UNSENT_BYTES:
+                peer.connection.shutdown(socket.SHUT_RDWR)  # the server's thread notices
+
+    def _flush(self, peer: Peer) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while peer.unsent:
+                sent = peer.connection.send(peer.unsent[0])
+                peer.unsent_bytes -= sent
+                if sent == len(peer.unsent[0]):
+                    peer.unsent.popleft()
+                else:
+                    peer.unsent[0] = peer.unsent[0][sent:]
+        self._watch(peer, writing=bool(peer.unsent) or peer.ends)
+
+    def _watch(self, peer: Peer, writing: bool) -> None:
+        """Have the selector report when a peer can be written to, or no longer."""
+        if peer.writing != writing:
+            peer.writing = writing
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE if writing else selectors.EVENT_READ
+            with contextlib.suppress(KeyError, ValueError):  # it has just been disconnected
+                self._selector.modify(peer.connection, events, peer)
+            self._wake()
+
+    def _drop(self, peer: Peer) -> None:
+        with self._lock:
+            self._strangers.pop(peer.number, None)
+            is_known = peer.admitted is not None and self._peers.get(peer.admitted) is peer
+            if peer.admitted is not None and is_known:
+                del self._peers[peer.admitted]
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(peer.connection)
+            peer.connection.close()
+        if peer.admitted is not None and is_known:
+            self.on_message(peer.admitted, {"kind": "disconnected"})
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _end(self) -> None:
+        self._listener.close()
+        for peer in [*self._peers.values(), *self._strangers.values()]:
+            with contextlib.suppress(OSError):
+                peer.connection.settimeout(1.0)
+                peer.connection.sendall(b"".join(peer.unsent))
+                peer.connection.shutdown(socket.SHUT_RDWR)
+            peer.connection.close()
+        self._selector.close()
+        self._waker.close()
+        self._woken.close()
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files of this process as far as it may: every peer is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

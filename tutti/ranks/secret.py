@@ -1,0 +1,128 @@
+"""The secret of a job: processes that hold it believe each other, and nobody else.
+
+A launcher makes a secret and hands it to the ranks that it starts, through their environment. Processes that find each
+other without such a launcher (srun, mpirun, a host that joins an elastic job) use the secret of their user: a file in
+the home folder that nobody else can read.
+"""
+
+import contextlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tutti.errors import LaunchError
+
+SECRET_VARIABLE = "TUTTI_SECRET"  # 64 hexadecimal digits
+FILE_VARIABLE = "TUTTI_SECRET_FILE"  # a file that holds them, with mode 0600
+_BYTES = 32
+_TAG_BYTES = 32
+_WRITE_SECONDS = 5.0  # in which another process completes the file that it has just created
+_PAUSE_SECONDS = 0.05
+
+
+class ForgedContent(Exception):
+    """Content does not carry the signature of this job."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """256 random bits that the processes of a job share."""
+
+    value: bytes = field(repr=False)
+
+    def key(self, purpose: str) -> bytes:
+        """Derive a key for one purpose, from which neither the secret nor another key can be computed."""
+        return hmac.digest(self.value, purpose.encode(), "sha256")
+
+    def sign(self, content: bytes, purpose: str) -> bytes:
+        """Return the content with a signature in front."""
+        return hmac.digest(self.key(purpose), content, "sha256") + content
+
+    def verify(self, signed: bytes, purpose: str) -> bytes:
+        """Return the content without its signature; raise ForgedContent where it is not this job's."""
+        tag, content = signed[:_TAG_BYTES], signed[_TAG_BYTES:]
+        if not hmac.compare_digest(tag, hmac.digest(self.key(purpose), content, "sha256")):
+            raise ForgedContent(f"{len(content)} bytes of {purpose} are not signed by a process of this job")
+        return content
+
+    def environment(self) -> dict[str, str]:
+        """Return the variable that hands the secret to a process; it must never be part of a command line."""
+        return {SECRET_VARIABLE: self.value.hex()}
+
+
+def make_secret() -> Secret:
+    """Return a new secret."""
+    return Secret(secrets.token_bytes(_BYTES))
+
+
+def find_secret(environment: Mapping[str, str] = os.environ) -> Secret:
+    """Return the secret of this job: from the environment, from the file that it names, or the user's own."""
+    if given := environment.get(SECRET_VARIABLE):
+        return _parse(given, SECRET_VARIABLE, f"Unset it, or start the job with {FILE_VARIABLE}.")
+    if path := environment.get(FILE_VARIABLE):
+        return read_secret(Path(path))
+    return user_secret(environment)
+
+
+def user_secret(environment: Mapping[str, str] = os.environ) -> Secret:
+    """Return the secret of this user, which the first call creates."""
+    try:
+        folder = Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME") or Path.home()) / ".config")
+        path = folder / "tutti" / "secret"
+        if not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another rank was first
+                write_secret(path, make_secret())
+    except (OSError, RuntimeError) as error:
+        raise LaunchError(
+            f"the secret by which ranks recognise each other cannot be kept in the home folder: {error}. "
+            f"Set {FILE_VARIABLE} to a file that all hosts of the job can read, or start the ranks with tutti."
+        ) from error
+    return read_secret(path)
+
+
+def write_secret(path: Path, secret: Secret) -> None:
+    """Write a secret to a new file that only its owner can read."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "w") as file:
+        file.write(secret.value.hex() + "\n")
+        file.flush()
+        os.fsync(handle)
+
+
+def read_secret(path: Path) -> Secret:
+    """Read a secret from a file that nobody else can read."""
+    deadline = time.monotonic() + _WRITE_SECONDS
+    while True:
+        try:
+            with open(path) as file:
+                found, content = os.fstat(file.fileno()), file.read(1024)
+        except (OSError, ValueError) as error:
+            raise LaunchError(
+                f"the secret of the job, {path}, cannot be read: {getattr(error, 'strerror', None) or error}. "
+                f"Expected a file that all hosts of the job can read; {FILE_VARIABLE} names another."
+            ) from error
+        if content or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_SECONDS)
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in (os.getuid(), 0) or mode & 0o077:
+        raise LaunchError(
+            f"the secret of the job, {path}, has mode {mode:o} and belongs to user {found.st_uid}: expected a file "
+            f"that only user {os.getuid()} can read. Delete it, and remove its copies on other hosts."
+        )
+    return _parse(content.strip(), str(path), "Delete it, and a new one is made.")
+
+
+def _parse(text: str, source: str, fix: str) -> Secret:
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * _BYTES}}}", text):
+        raise LaunchError(
+            f"{source} holds {len(text)} characters: expected {2 * _BYTES} hexadecimal digits, a job's secret. {fix}"
+        )
+    return Secret(bytes.fromhex(text))
