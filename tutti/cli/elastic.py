@@ -21,8 +21,10 @@ from tutti.launch.elastic.leader import ElasticTerms, HostServer, Leader
 from tutti.launch.elastic.member import Member, Offer, connect_to_leader
 from tutti.launch.elastic.slots import usable_ranks
 from tutti.ranks.environments import discover
+from tutti.ranks.messages import listen
 from tutti.ranks.placement import Placement
-from tutti.ranks.rendezvous import find_store_port, listen, serve_store_port
+from tutti.ranks.rendezvous import find_store_port, serve_store_port
+from tutti.ranks.secret import find_secret
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
 from tutti.runs.listing import read_state
 
@@ -133,26 +135,27 @@ def _lead(
     if placement.key:
         serve_store_port(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
     arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
-    server = HostServer(config.recipe, tutti.__version__)
+    secret = find_secret()
+    server = HostServer(config.recipe, tutti.__version__, secret)
     lead = Leader(terms, folder, arguments, server, lambda text: print(text, flush=True))
     for number in _SIGNALS:
         signal.signal(number, lead.stop)
     server.start(listener)
     where = f"{socket.gethostname()}:{port}"
     print(f"more ranks can join: tutti train {shlex.quote(recipe)} --join {where} -n 1", flush=True)
-    member = Member(connect_to_leader("127.0.0.1", port), "127.0.0.1", config.runtime.threads)
+    member = Member(connect_to_leader("127.0.0.1", port, secret), "127.0.0.1", config.runtime.threads)
     thread = threading.Thread(target=member.run, args=(_offer(places, config, 0),), daemon=True)
     thread.start()
     failure = lead.run()
     thread.join(_MEMBER_SECONDS)
-    listener.close()
+    server.close()
     finish(folder, failure)
 
 
 def _join(address: str, port: int, places: int, config: RunConfig, order: int) -> None:
     """Offer ranks to a job until it ends, or until a signal ends this launcher."""
     check(config, 1, places)
-    member = Member(connect_to_leader(address, port), address, config.runtime.threads)
+    member = Member(connect_to_leader(address, port, find_secret()), address, config.runtime.threads)
     for number in _SIGNALS:
         signal.signal(number, lambda *_: member.leave())
     code, text = member.run(_offer(places, config, order))

@@ -16,10 +16,10 @@ from tutti.horovod.run.arguments import ElasticOptions
 from tutti.horovod.run.discovery import cool_down_of, read_script
 from tutti.horovod.run.driver import run_elastic
 from tutti.horovod.run.messages import Assignment, Notice, RankRequest, WorkerServer
-from tutti.launch.elastic.messages import connect
 from tutti.launch.elastic.slots import SlotPool
 from tutti.launch.hosts import Candidate, Host, assign_ranks
-from tutti.ranks.rendezvous import listen
+from tutti.ranks.messages import connect, listen
+from tutti.ranks.secret import make_secret
 
 TWO = ElasticOptions(np=2, min_np=2, hosts=(Host("localhost", 2),))
 
@@ -64,9 +64,10 @@ def test_a_local_rank_is_the_slot_where_it_fits_so_that_workers_keep_their_gpus(
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
-    server = WorkerServer()
-    port = server.start(listen(0))
-    connection = connect("127.0.0.1", port, keep_alive=False)
+    secret = make_secret()
+    server = WorkerServer(secret)
+    port = server.start(listen(0, "127.0.0.1"))
+    connection = connect("127.0.0.1", port, secret, keep_alive=False)
     connection.send("worker", worker=3)
     assert server.next(10) == (3, {"kind": "worker", "worker": 3})
     request = RankRequest(1, True)

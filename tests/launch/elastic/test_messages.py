@@ -6,21 +6,20 @@ from typing import Any
 import pytest
 
 from tutti.launch.elastic.leader import HostServer
-from tutti.launch.elastic.messages import Connection, connect
-from tutti.ranks.rendezvous import listen
+from tutti.ranks.messages import Connection, connect, listen
+from tutti.ranks.secret import make_secret
 
 JOIN = {"host": "n2", "slots": 2, "recipe": "digits", "version": "1.0", "order": 3}
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[HostServer, Connection]]:
-    listener = listen(0)
-    found = HostServer("digits", "1.0")
-    found.start(listener)
-    connection = connect("127.0.0.1", listener.getsockname()[1])
+    secret = make_secret()
+    found = HostServer("digits", "1.0", secret)
+    connection = connect("127.0.0.1", found.start(listen(0, "127.0.0.1")), secret)
     yield found, connection
     connection.close()
-    listener.close()
+    found.close()
 
 
 def test_a_host_joins_sends_messages_and_is_reported_when_it_is_gone(server: tuple[HostServer, Connection]) -> None:

@@ -13,9 +13,10 @@ from tutti.config.schema import RuntimeConfig
 from tutti.horovod.engine.messages import Channel, ChannelClosed, StoreChannel
 from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.run.messages import ADDRESS_VARIABLE, WORKER_VARIABLE, Assignment, Notice, RankRequest
-from tutti.launch.elastic.messages import Connection, connect
 from tutti.ranks.group import Group, join
+from tutti.ranks.messages import Connection, connect
 from tutti.ranks.placement import Placement
+from tutti.ranks.secret import find_secret
 
 LAUNCHER = "the elastic driver"
 _CONNECT_SECONDS = 60.0
@@ -88,7 +89,7 @@ class Membership:
 
     def _connect(self, port: int) -> Connection:
         try:
-            connection = connect(self._address, port, _CONNECT_SECONDS, keep_alive=False)
+            connection = connect(self._address, port, find_secret(), _CONNECT_SECONDS, keep_alive=False)
         except OSError as error:
             raise HorovodInternalError(
                 f"worker {self.worker} could not reach the elastic driver at {self._address}:{port} within "

@@ -10,6 +10,7 @@ from tutti.errors import ConfigError, LaunchError
 from tutti.horovod import __version__
 from tutti.horovod.settings import add_settings, read_settings_file, settings_environment, without_meaning
 from tutti.launch.hosts import Host, Slot, assign_slots, parse_hosts, read_hostfile
+from tutti.ranks.secret import Secret, make_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class StartOptions:
     output_filename: str | None = None
     prefix_timestamp: bool = False
     verbose: bool = False
-    environment: dict[str, str] = field(default_factory=dict)  # of every rank, with what flags set
+    environment: dict[str, str] = field(default_factory=dict, repr=False)  # of every rank, with what flags set
+    secret: Secret = field(default_factory=make_secret)  # of this job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ def mpirun_command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of mpirun, and the environment to start it in."""
     hosts = [slot.host for slot in options.slots]
-    base = without_launchers(options.environment)
+    base = without_launchers(options.environment) | options.secret.environment()
     others = [host for host in hosts if not is_local(host)]
     interface = options.network_interfaces[0] if options.network_interfaces else None
     address = own_address(interface, others[0] if others else None) if is_local(hosts[0]) else hosts[0]

@@ -30,7 +30,7 @@ from tutti.launch.elastic.slots import RankLimits, SlotPool
 from tutti.launch.hosts import Candidate, Host, Ssh, assign_ranks, fill_hosts, is_local, own_address
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
-from tutti.ranks.rendezvous import listen
+from tutti.ranks.messages import listen
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -92,6 +92,7 @@ def start(number: int, host: Host, slot: int, options: ElasticOptions, command: 
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "PYTHONUNBUFFERED": "1",
     }
+    environment |= options.secret.environment()
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
     process = HostProcess(f"worker {number}", host.name, command, environment, output, ssh)
@@ -146,7 +147,7 @@ class Driver:
         self._limits = RankLimits(self.options.min_np, self.options.max_np)
         self._pool = SlotPool[str](cool_down_of(self.options.cooldown_range))
         self._store: TCPStore = _hold_store()
-        self._server = WorkerServer()
+        self._server = WorkerServer(self.options.secret)
         self._port = self._server.start(listen(0))
 
     def run(self) -> int:

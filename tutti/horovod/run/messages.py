@@ -6,7 +6,7 @@ A worker is a process with a number of its own; its rank changes from one genera
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tutti.launch.elastic.messages import Connection, Event, MessageServer
+from tutti.ranks.messages import Event, MessageServer, Peer
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 ADDRESS_VARIABLE = "TUTTI_ELASTIC_ADDRESS"  # host:port of the driver
@@ -55,7 +55,7 @@ class WorkerServer(MessageServer):
     kinds = ("request",)
     keep_alive = False  # the driver sees its workers end
 
-    def admit(self, arrival: int, message: dict[str, Any], connection: Connection) -> Event | None:
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
         match message:
             case {"kind": "worker", "worker": int(number)}:
                 return number, message

@@ -47,7 +47,7 @@ def launch_static(options: StaticOptions, command: Sequence[str]) -> FailedRank 
     """Run a command on every rank to its end, or until one fails; no rank is left in any case."""
     hosts = [slot.host for slot in options.slots]
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
-    base = without_launchers(options.environment)
+    base = without_launchers(options.environment) | options.secret.environment()
     ranks: list[HostProcess] = []
     with stopped_by_signals():
         check_hosts(hosts, ssh, base)

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from tutti.launch.elastic.messages import RankEnd, RoundShare
+from tutti.launch.elastic.slots import RankEnd, RoundShare
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_notes
 from tutti.ranks.process import send_signal
 

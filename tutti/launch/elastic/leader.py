@@ -13,10 +13,11 @@ from typing import Any
 
 from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
-from tutti.launch.elastic.messages import Connection, Event, MessageServer, RankEnd, RoundShare
-from tutti.launch.elastic.slots import CoolDown, RankLimits, Round, Rounds, SlotPool
+from tutti.launch.elastic.slots import CoolDown, RankEnd, RankLimits, Round, Rounds, RoundShare, SlotPool
 from tutti.ranks.failures import Failure, first_cause
+from tutti.ranks.messages import Event, MessageServer, Peer
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
+from tutti.ranks.secret import Secret
 from tutti.runs.files import to_dataclass
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import read_state
@@ -48,13 +49,13 @@ class HostServer(MessageServer):
 
     kinds = ("ended", "leave")
 
-    def __init__(self, recipe: str, version: str) -> None:
-        super().__init__()
+    def __init__(self, recipe: str, version: str, secret: Secret) -> None:
+        super().__init__(secret)
         self.names: dict[int, str] = {}  # also of hosts that have left
         self._recipe = recipe
         self._version = version
 
-    def admit(self, arrival: int, message: dict[str, Any], connection: Connection) -> Event | None:
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
         match message:
             case {"kind": "join", "version": version} if version != self._version:
                 text = f"this host has tutti {version}, the job {self._version}: expected the same on all hosts."
@@ -65,7 +66,7 @@ class HostServer(MessageServer):
                 return arrival, {"kind": "join", "slots": slots, "order": order}
             case _:
                 return None
-        connection.send("end", code=2, text=text)
+        self.reply(peer, "end", code=2, text=text)
         return None
 
 

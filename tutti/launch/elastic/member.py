@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tutti.errors import LaunchError, RankLost
-from tutti.launch.elastic.messages import Connection, RankEnd, RoundShare, connect
+from tutti.launch.elastic.slots import RankEnd, RoundShare
 from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.messages import Connection, connect
 from tutti.ranks.process import FOLDER_VARIABLE
+from tutti.ranks.secret import Secret
 from tutti.runs.files import to_dataclass
 
 _KILLED_SECONDS = 10.0
@@ -98,10 +100,10 @@ class Member:
         self._connection.close()
 
 
-def connect_to_leader(address: str, port: int) -> Connection:
+def connect_to_leader(address: str, port: int, secret: Secret) -> Connection:
     """Connect to the first launcher of a job."""
     try:
-        return connect(address, port)
+        return connect(address, port, secret)
     except OSError as error:
         raise LaunchError(
             f"--join {address}:{port}: no job answers there ({error.strerror or error}). Give the address that the "

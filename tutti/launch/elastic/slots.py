@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from tutti.launch.hosts import fill_hosts
+from tutti.ranks.failures import Failure
 
 Key = TypeVar("Key", int, str)
 
@@ -136,6 +137,25 @@ class Round:
                 return range(before, before + count)
             before += count
         return range(0)
+
+
+@dataclass(frozen=True)
+class RoundShare:
+    """The part of one host in a round: how many ranks it starts, and where they meet."""
+
+    round: int
+    ranks: int  # on this host
+    host: int  # its index among the hosts of the round
+    hosts: int
+    port: int  # of the round's store in the first launcher
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank that did not complete its work has ended."""
+
+    failure: Failure
+    killed: bool  # by a signal that was not the agent's
 
 
 @dataclass
