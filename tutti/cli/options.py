@@ -1,5 +1,8 @@
 """Arguments and options that several commands share."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,35 +18,35 @@ RunsFolder = Annotated[Path, typer.Option(help="The folder of run folders.")]
 
 _ACCOUNT = "The account that is charged."
 _QUEUE = "Queue, partition or QOS."
+JOBS_PANEL = "As jobs of a cluster"
 Account = Annotated[str | None, typer.Option(help=_ACCOUNT)]
 Queue = Annotated[str | None, typer.Option(help=_QUEUE)]
-
-_TARGET = "METRIC=NUMBER"
-StudyRecipe = Annotated[str | None, typer.Argument(help="A recipe's name or the path of a YAML file.")]
-StopTarget = Annotated[
-    str | None, typer.Option("--target", help="Train to this, as in valid_accuracy=0.95.", metavar=_TARGET)
-]
-NotedTarget = Annotated[
-    str | None,
-    typer.Option("--target", help="Record when this is reached, and continue training.", metavar=_TARGET),
-]
-StudyOut = Annotated[str | None, typer.Option(help="The folder for studies/.", show_default="the recipe's out")]
-StudyResume = Annotated[str | None, typer.Option(help="Run the missing points of a study.", metavar="[latest|FOLDER]")]
-Retry = Annotated[bool, typer.Option("--retry", help="With --resume: also run the failed points again.")]
-
-_JOBS = "As jobs of a cluster"
-StudyOn = Annotated[str | None, typer.Option(help="A scheduler or site: each point is a job.", rich_help_panel=_JOBS)]
-JobRanksPerNode = Annotated[int | None, typer.Option(help="Ranks on each node.", rich_help_panel=_JOBS)]
-JobTime = Annotated[
-    str | None, typer.Option(help="Time limit of each job.", rich_help_panel=_JOBS, show_default="1:00:00")
-]
-JobAccount = Annotated[str | None, typer.Option(help=_ACCOUNT, rich_help_panel=_JOBS)]
-JobQueue = Annotated[str | None, typer.Option(help=_QUEUE, rich_help_panel=_JOBS)]
+JobAccount = Annotated[str | None, typer.Option(help=_ACCOUNT, rich_help_panel=JOBS_PANEL)]
+JobQueue = Annotated[str | None, typer.Option(help=_QUEUE, rich_help_panel=JOBS_PANEL)]
 
 
 def examples(*lines: str) -> str:
     """Return the last paragraph of a command's help, with an example on each line."""
     return "\n\n    ".join(("Examples:" if len(lines) > 1 else "Example:", *lines))
+
+
+def with_options(shared: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the fields of a dataclass to the options of a command, which receives an instance as its first argument."""
+
+    def expand(command: Callable[..., None]) -> Callable[..., None]:
+        fields = inspect.signature(shared).parameters
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            values = {name: given.pop(name) for name in fields}
+            command(shared(**values), **given)
+
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *fields.values())]
+        called.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+        return called
+
+    return expand
 
 
 class ResumeCommand(TyperCommand):

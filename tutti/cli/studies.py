@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tutti import units
+from tutti.cli.options import JOBS_PANEL, JobAccount, JobQueue, Overrides
 from tutti.cli.ranks import terminate
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
@@ -47,13 +50,58 @@ _REASON_LENGTH = 80  # characters of a reason in a line
 
 
 @dataclass(frozen=True)
-class Where:
-    """The folder of a study, and the machine or cluster of its points."""
+class StudyOptions:
+    """What `tutti scale` and `tutti sweep` both take."""
 
-    out: str | None
-    on: str | None
-    wishes: Wishes
-    at_once: int | None = None  # points at the same time on this machine
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or the path of a YAML file.")] = None
+    overrides: Overrides = None
+    out: Annotated[str | None, typer.Option(help="The folder for studies/.", show_default="the recipe's out")] = None
+    resume: Annotated[
+        str | None, typer.Option(help="Run the missing points of a study.", metavar="[latest|FOLDER]")
+    ] = None
+    retry: Annotated[bool, typer.Option("--retry", help="With --resume: also run the failed points again.")] = False
+    on: Annotated[
+        str | None, typer.Option(help="A scheduler or site: each point is a job.", rich_help_panel=JOBS_PANEL)
+    ] = None
+    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks on each node.", rich_help_panel=JOBS_PANEL)] = None
+    time: Annotated[
+        str | None, typer.Option(help="Time limit of each job.", rich_help_panel=JOBS_PANEL, show_default=Wishes.time)
+    ] = None
+    account: JobAccount = None
+    queue: JobQueue = None
+
+    def __post_init__(self) -> None:
+        """Refuse options of jobs for points that are not jobs."""
+        for option, value in (("--time", self.time), ("--account", self.account), ("--queue", self.queue)):
+            if self.on is None and value is not None:
+                raise ConfigError(f"{option} {value} is for points that are jobs: expected --on slurm, for example.")
+        if self.ranks_per_node is not None and self.ranks_per_node < 1:
+            raise ConfigError(f"--ranks-per-node {self.ranks_per_node}: expected 1 or more.")
+
+    @property
+    def wishes(self) -> Wishes:
+        """The resources of each job."""
+        time = self.time or Wishes.time
+        return Wishes(ranks_per_node=self.ranks_per_node, time=time, account=self.account, queue=self.queue)
+
+    def new_recipe(self, example: str) -> str:
+        """The recipe of a new study, whose modules can be imported afterwards."""
+        if self.retry:
+            raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
+        if self.recipe is None:
+            raise ConfigError(f"no recipe is given: expected {example}.")
+        make_importable(self.recipe)
+        return self.recipe
+
+    def refuse_with_resume(self, others: dict[str, object]) -> None:
+        """Refuse options that would change a study that is resumed; `others` are those of the command alone."""
+        given = {"RECIPE": self.recipe, "overrides": self.overrides} | others | {"--on": self.on}
+        named = [name for name, value in given.items() if value]
+        if named:
+            raise ConfigError(
+                f"--resume with {', '.join(named)}: a study resumes as it was defined. Leave out the rest, or start "
+                "another study."
+            )
 
 
 @dataclass(frozen=True)
@@ -68,22 +116,20 @@ class Planned:
     mode: Mode | None = None
 
 
-def start_study(planned: Planned, where: Where) -> None:
-    """Create the folder of a study, and run or submit it."""
+def start_study(planned: Planned, options: StudyOptions, at_once: int | None = None) -> None:
+    """Create the folder of a study, and run or submit it; `at_once` points run together on this machine."""
     config = planned.checked[0].config
     jobs, executor = [], None
-    if where.on is not None:
-        _refuse_at_once(where)
-        jobs = prepare_jobs(planned.recipe, planned.checked, where.on, where.wishes)
+    if options.on is not None:
+        _refuse_at_once(at_once)
+        jobs = prepare_jobs(planned.recipe, planned.checked, options.on, options.wishes)
     else:
-        executor = _executor(where.wishes.ranks_per_node, [each.point.ranks for each in planned.checked])
-        check_at_once(executor, where.at_once)
+        executor = _executor(options.ranks_per_node, [each.point.ranks for each in planned.checked])
+        check_at_once(executor, at_once)
         _note_shared_cores(config, executor, max(each.point.ranks for each in planned.checked))
-    definition = _define(planned, where)
-    folder = make_study(where.out or config.out, config.recipe, definition, planned.checked)
-    print(
-        f"{definition.kind} study of {config.recipe}: {_describe(definition)}\nstudy folder: {folder.path}", flush=True
-    )
+    definition = _define(planned, options.on, at_once)
+    folder = make_study(options.out or config.out, config.recipe, definition, planned.checked)
+    _print_title(definition, config.recipe, folder)
     with held(folder):
         if executor is None:
             write_jobs(folder, definition, jobs)
@@ -92,76 +138,44 @@ def start_study(planned: Planned, where: Where) -> None:
             _run(folder, definition, executor, False, definition.at_once)
 
 
-def resume_study(given: str, kind: Kind, where: Where, retry: bool) -> None:
+def resume_study(given: str, kind: Kind, options: StudyOptions, at_once: int | None = None) -> None:
     """Run the missing points of a study; of a submitted study, check its jobs first."""
-    folder = find_study(given, kind, where.out or "runs")
+    folder = find_study(given, kind, options.out or "runs")
     definition = read_definition(folder)
     if definition.kind != kind:
         raise ConfigError(
             f"{folder.path} is a study of tutti {definition.kind}: resume it with tutti {definition.kind}."
         )
     make_importable(definition.recipe)
-    print(f"{kind} study of {definition.recipe}: {_describe(definition)}\nstudy folder: {folder.path}", flush=True)
+    _print_title(definition, definition.recipe, folder)
     with held(folder):
         if definition.on is not None:
-            _refuse_at_once(where)
+            _refuse_at_once(at_once)
             look_at_jobs(folder, definition)
-            _submit(folder, definition, retry)
+            _submit(folder, definition, options.retry)
             return
-        executor = _executor(where.wishes.ranks_per_node, [point.ranks for point in definition.points])
-        check_at_once(executor, where.at_once)
-        _run(folder, definition, executor, retry, where.at_once or definition.at_once)
+        executor = _executor(options.ranks_per_node, [point.ranks for point in definition.points])
+        check_at_once(executor, at_once)
+        _run(folder, definition, executor, options.retry, at_once or definition.at_once)
 
 
-def recipe_of(recipe: str | None, retry: bool, example: str) -> str:
-    """Check that a new study has a recipe, and make its modules importable."""
-    if retry:
-        raise ConfigError("--retry without --resume: expected the study whose failed points are run again.")
-    if recipe is None:
-        raise ConfigError(f"no recipe is given: expected {example}.")
-    make_importable(recipe)
-    return recipe
-
-
-def refuse_with_resume(given: dict[str, object]) -> None:
-    """Refuse options that would change a study that is resumed."""
-    named = [name for name, value in given.items() if value]
-    if named:
-        raise ConfigError(
-            f"--resume with {', '.join(named)}: a study resumes as it was defined. Leave out the rest, or start "
-            "another study."
-        )
-
-
-def wishes_for(
-    on: str | None, ranks_per_node: int | None, time: str | None, account: str | None, queue: str | None
-) -> Wishes:
-    """The resources of each job; refused for points that are not jobs."""
-    for option, value in (("--time", time), ("--account", account), ("--queue", queue)):
-        if on is None and value is not None:
-            raise ConfigError(f"{option} {value} is for points that are jobs: expected --on slurm, for example.")
-    if ranks_per_node is not None and ranks_per_node < 1:
-        raise ConfigError(f"--ranks-per-node {ranks_per_node}: expected 1 or more.")
-    return Wishes(ranks_per_node=ranks_per_node, time=time or Wishes.time, account=account, queue=queue)
-
-
-def _define(planned: Planned, where: Where) -> Definition:
+def _define(planned: Planned, on: str | None, at_once: int | None) -> Definition:
     shared = {field.name: getattr(planned, field.name) for field in fields(planned) if field.name != "checked"}
     return Definition(
         **shared,
         points=tuple(each.point for each in planned.checked),
-        at_once=where.at_once or 1,
-        on=where.on,
+        at_once=at_once or 1,
+        on=on,
         created=now(),
         launch_line=local.launch_line(),
         versions=versions(),
     )
 
 
-def _refuse_at_once(where: Where) -> None:
-    if where.at_once is not None:
+def _refuse_at_once(at_once: int | None) -> None:
+    if at_once is not None:
         raise ConfigError(
-            f"--at-once {where.at_once} is for points on this machine: jobs run one after another. Leave it out."
+            f"--at-once {at_once} is for points on this machine: jobs run one after another. Leave it out."
         )
 
 
@@ -179,9 +193,10 @@ def _note_shared_cores(config: RunConfig, executor: Executor, most: int) -> None
         print(f"note: {most} ranks share {units.count(cores, 'core')} here, which lowers their efficiency")
 
 
-def _describe(definition: Definition) -> str:
+def _print_title(definition: Definition, recipe: str, folder: StudyFolder) -> None:
     mode = f"{definition.mode}, " if definition.mode else ""
-    return f"{mode}{units.count(len(definition.points), 'point')}, each {describe_goal(definition.goal)}"
+    points = f"{units.count(len(definition.points), 'point')}, each {describe_goal(definition.goal)}"
+    print(f"{definition.kind} study of {recipe}: {mode}{points}\nstudy folder: {folder.path}", flush=True)
 
 
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:

@@ -4,22 +4,8 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli.options import (
-    JobAccount,
-    JobQueue,
-    JobRanksPerNode,
-    JobTime,
-    NotedTarget,
-    Overrides,
-    ResumeCommand,
-    Retry,
-    StudyOn,
-    StudyOut,
-    StudyRecipe,
-    StudyResume,
-    examples,
-)
-from tutti.cli.studies import Planned, Where, recipe_of, refuse_with_resume, resume_study, start_study, wishes_for
+from tutti.cli.options import ResumeCommand, examples, with_options
+from tutti.cli.studies import Planned, StudyOptions, resume_study, start_study
 from tutti.study.checking import read_goal
 from tutti.study.sweep import SweepGrid, read_axes, sweep_points
 
@@ -36,9 +22,9 @@ app = typer.Typer()
         "tutti sweep --resume runs/studies/digits/2026-11-15_101500_sweep",
     ),
 )
+@with_options(StudyOptions)
 def sweep(
-    recipe: StudyRecipe = None,
-    overrides: Overrides = None,
+    study: StudyOptions,
     axes: Annotated[
         list[str] | None, typer.Option("--set", help="The values of a key; may be repeated.", metavar="KEY=VALUE,VALUE")
     ] = None,
@@ -47,7 +33,10 @@ def sweep(
     micro: Annotated[
         int | None, typer.Option(help="The most samples in a pass; gradients of several passes are accumulated.")
     ] = None,
-    target: NotedTarget = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Record when this is reached, and continue training.", metavar="METRIC=NUMBER"),
+    ] = None,
     skip_impossible: Annotated[
         bool, typer.Option("--skip-impossible", help="Leave out combinations that cannot run.")
     ] = False,
@@ -55,27 +44,17 @@ def sweep(
         int | None,
         typer.Option(help="Runs at the same time on this machine; they slow each other down.", show_default="1"),
     ] = None,
-    out: StudyOut = None,
-    resume: StudyResume = None,
-    retry: Retry = False,
-    on: StudyOn = None,
-    ranks_per_node: JobRanksPerNode = None,
-    time: JobTime = None,
-    account: JobAccount = None,
-    queue: JobQueue = None,
 ) -> None:
     """Train every combination of some values of a recipe, with several seeds."""
-    where = Where(out, on, wishes_for(on, ranks_per_node, time, account, queue), at_once)
-    if resume is not None:
-        options = {"--set": axes, "--seeds": seeds, "-n": ranks, "--micro": micro, "--target": target}
-        options |= {"--skip-impossible": skip_impossible, "--on": on}
-        refuse_with_resume({"RECIPE": recipe, "overrides": overrides} | options)
-        resume_study(resume, "sweep", where, retry)
+    if study.resume is not None:
+        others = {"--set": axes, "--seeds": seeds, "-n": ranks, "--micro": micro, "--target": target}
+        study.refuse_with_resume(others | {"--skip-impossible": skip_impossible})
+        resume_study(study.resume, "sweep", study, at_once)
         return
-    recipe = recipe_of(recipe, retry, "tutti sweep RECIPE --set batch.global=64,256")
+    recipe, overrides = study.new_recipe("tutti sweep RECIPE --set batch.global=64,256"), tuple(study.overrides or ())
     grid = SweepGrid(read_axes(axes or ()), 1 if seeds is None else seeds, 1 if ranks is None else ranks, micro)
     goal = read_goal(None, None, target, False, timed=False)
-    checked, left_out = sweep_points(recipe, overrides or (), grid, goal, skip_impossible)
+    checked, left_out = sweep_points(recipe, overrides, grid, goal, skip_impossible)
     for fault in left_out:
         print(f"left out: {fault.what}: {fault.text}")
-    start_study(Planned("sweep", recipe, tuple(overrides or ()), goal, checked), where)
+    start_study(Planned("sweep", recipe, overrides, goal, checked), study, at_once)
