@@ -1,11 +1,12 @@
-"""The named parts a recipe may choose, each with its options and where it lives; none is imported here."""
+"""The parts that a recipe chooses by name, section by section; none of them is imported here."""
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, Union
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema
 
 from tutti.config.options import (
     AdamOptions,
@@ -15,6 +16,7 @@ from tutti.config.options import (
     CifarFastOptions,
     CnnOptions,
     CrossEntropyOptions,
+    DatasetOptions,
     DigitsOptions,
     ImagesOptions,
     L1Options,
@@ -26,6 +28,7 @@ from tutti.config.options import (
     MnistTorchOptions,
     MseOptions,
     NbodyOptions,
+    OptimizerOptions,
     PartOptions,
     Resnet18Options,
     Resnet34Options,
@@ -42,55 +45,54 @@ from tutti.config.options import (
 from tutti.errors import ConfigError, TuttiError, nearest
 
 
+class OneOf:
+    """The schema of a section in which `name` chooses one of several parts; the last is for a user's own objects."""
+
+    def __init__(self, *kinds: type[PartOptions]) -> None:
+        self.built_in, self.user = kinds[:-1], kinds[-1]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = [Annotated[part, Tag(_name_in(part))] for part in self.built_in]
+        members.append(Annotated[self.user, Tag("user")])
+        return handler.generate_schema(Annotated[Union[*members], Discriminator(_tag)])
+
+
+def _name_in(part: type[PartOptions]) -> str:
+    """The name by which recipes choose a built-in part."""
+    return part.model_fields["name"].default
+
+
 def _tag(given: Any) -> str | None:
     name = given.get("name") if isinstance(given, dict) else getattr(given, "name", None)
     return "user" if isinstance(name, str) and ":" in name else name
 
 
-ModelPart = Annotated[
-    Annotated[MlpOptions, Tag("mlp")]
-    | Annotated[SmallCnnOptions, Tag("small_cnn")]
-    | Annotated[MnistTorchOptions, Tag("mnist_torch")]
-    | Annotated[MnistKerasOptions, Tag("mnist_keras")]
-    | Annotated[CnnOptions, Tag("cnn")]
-    | Annotated[AlexnetSmallOptions, Tag("alexnet_small")]
-    | Annotated[CifarFastOptions, Tag("cifar_fast")]
-    | Annotated[ResNetSmallOptions, Tag("resnet_small")]
-    | Annotated[Resnet18Options, Tag("resnet18")]
-    | Annotated[Resnet34Options, Tag("resnet34")]
-    | Annotated[Resnet50Options, Tag("resnet50")]
-    | Annotated[UNet3dOptions, Tag("unet3d")]
-    | Annotated[UserPartOptions, Tag("user")],
-    Discriminator(_tag),
-]
-DatasetPart = Annotated[
-    Annotated[DigitsOptions, Tag("digits")]
-    | Annotated[SyntheticOptions, Tag("synthetic")]
-    | Annotated[MnistOptions, Tag("mnist")]
-    | Annotated[Cifar10Options, Tag("cifar10")]
-    | Annotated[ImagesOptions, Tag("images")]
-    | Annotated[NbodyOptions, Tag("nbody")]
-    | Annotated[UserDatasetOptions, Tag("user")],
-    Discriminator(_tag),
-]
-OptimizerPart = Annotated[
-    Annotated[SgdOptions, Tag("sgd")]
-    | Annotated[AdamOptions, Tag("adam")]
-    | Annotated[AdamWOptions, Tag("adamw")]
-    | Annotated[LarsOptions, Tag("lars")]
-    | Annotated[LambOptions, Tag("lamb")]
-    | Annotated[UserOptimizerOptions, Tag("user")],
-    Discriminator(_tag),
-]
-LossPart = Annotated[
-    Annotated[CrossEntropyOptions, Tag("cross_entropy")]
-    | Annotated[MseOptions, Tag("mse")]
-    | Annotated[L1Options, Tag("l1")]
-    | Annotated[UserPartOptions, Tag("user")],
-    Discriminator(_tag),
-]
+MODELS = OneOf(
+    MlpOptions,
+    SmallCnnOptions,
+    MnistTorchOptions,
+    MnistKerasOptions,
+    CnnOptions,
+    AlexnetSmallOptions,
+    CifarFastOptions,
+    ResNetSmallOptions,
+    Resnet18Options,
+    Resnet34Options,
+    Resnet50Options,
+    UNet3dOptions,
+    UserPartOptions,
+)
+DATASETS = OneOf(
+    DigitsOptions, SyntheticOptions, MnistOptions, Cifar10Options, ImagesOptions, NbodyOptions, UserDatasetOptions
+)
+OPTIMIZERS = OneOf(SgdOptions, AdamOptions, AdamWOptions, LarsOptions, LambOptions, UserOptimizerOptions)
+LOSSES = OneOf(CrossEntropyOptions, MseOptions, L1Options, UserPartOptions)
+ModelPart = Annotated[PartOptions, MODELS]
+DatasetPart = Annotated[DatasetOptions, DATASETS]
+OptimizerPart = Annotated[OptimizerOptions, OPTIMIZERS]
+LossPart = Annotated[PartOptions, LOSSES]
 
-SECTIONS: dict[str, Any] = {"data": DatasetPart, "model": ModelPart, "optim": OptimizerPart, "loss": LossPart}
+SECTIONS = {"data": DATASETS, "model": MODELS, "optim": OPTIMIZERS, "loss": LOSSES}
 METRICS = {
     "accuracy": ("tutti.train.metrics:accuracy", "Share of samples whose highest score is the right class."),
     "top5": ("tutti.train.metrics:top5", "Share of samples whose right class is among the five highest scores."),
@@ -103,17 +105,14 @@ DECAYS = {
 }
 
 
-def parts_of(section: str) -> Iterator[type[PartOptions]]:
+def parts_of(section: str) -> tuple[type[PartOptions], ...]:
     """The built-in parts that a section of a recipe may name."""
-    for member in get_args(get_args(SECTIONS[section])[0]):
-        part = get_args(member)[0]
-        if part.target:
-            yield part
+    return SECTIONS[section].built_in
 
 
 def names_of(section: str) -> list[str]:
     """The names that a section of a recipe may use."""
-    return [get_args(part.model_fields["name"].annotation)[0] for part in parts_of(section)]
+    return [_name_in(part) for part in parts_of(section)]
 
 
 def names_in(section: str, framework: str) -> list[str]:
