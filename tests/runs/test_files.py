@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.runs.files import sync_folder, write_durably
+from tutti.runs.files import sync_path, write_durably
 
 
 def test_a_file_is_written_and_replaced_without_a_trace(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_durably(tmp_path / "absent" / "file", "text")
     with pytest.raises(FileNotFoundError):
-        sync_folder(tmp_path / "absent")
+        sync_path(tmp_path / "absent")
 
 
 def test_text_that_cannot_be_encoded_leaves_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 import tutti
 from tutti.bench.results import Work
+from tutti.data.loader import tensors_in
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes on the screen that it starts and stops
 
@@ -227,15 +228,6 @@ def least_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) 
     state = sum(tensor.nbytes for values in optimizer.state.values() for tensor in tensors_in(values))
     read_in_passes, gradients, updates = 2 * weights, 2 * trained, 2 * trained
     return read_in_passes + gradients + updates + 2 * state + sum(each.nbytes for each in tensors_in(batch))
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dicts."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, dict | list | tuple):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from tensors_in(value)
 
 
 class OperatorCounter(TorchDispatchMode):

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, saved
 from tutti.errors import CheckpointError
 from tutti.ranks.group import Group
-from tutti.runs.files import sync_folder, write_durably
+from tutti.runs.files import sync_path, write_durably
 
 _ALMOST_NOTHING = 1 << 16  # bytes
 
@@ -107,7 +107,7 @@ def _seal(
             replace(manifest, ranks=group.world_size, files=files).write(partial)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(partial, final)
-            sync_folder(final.parent)
+            sync_path(final.parent)
         except OSError as error:
             problem = _reason(error)
     return group.from_first(problem)

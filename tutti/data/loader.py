@@ -186,7 +186,7 @@ class RankBatch:
             return
         stream = torch.cuda.current_stream()
         stream.wait_event(self.made)
-        for tensor in _tensors(self.micro_batches):
+        for tensor in tensors_in(self.micro_batches):
             tensor.record_stream(stream)  # its memory is free when this stream is done with it
 
 
@@ -237,13 +237,13 @@ class Loader:
         return stream
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict | tuple | list):
-        for value in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors(value)
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dicts, such as a batch."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from tensors_in(value)
 
 
 def evaluation_batches(

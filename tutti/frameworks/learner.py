@@ -1,6 +1,5 @@
 """The learner of Keras and TensorFlow: a model with its loss, metrics and optimizer, on any backend of Keras."""
 
-import os
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from tutti.frameworks.feed import as_arrays, evaluation_feed
 from tutti.frameworks.machine import quiet_import
 from tutti.ranks.group import Group
 from tutti.ranks.seeds import mix
+from tutti.runs.files import sync_path
 from tutti.train.timing import NoTimer, StepTimer
 
 MODEL_FILE, OPTIMIZER_FILE = "model.keras", "optimizer.npz"
@@ -200,7 +200,7 @@ class KerasLearner:
         values: list[Any] = [_array(variable) for variable in self.optimizer.variables]
         np.savez(files[1], **{f"{place:05d}": value for place, value in enumerate(values)})
         for path in files:
-            sync_file(path)
+            sync_path(path)
         return files
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
@@ -248,12 +248,3 @@ def _build_optimizer(config: RunConfig) -> Any:
 
 def _array(variable: Any) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's content durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

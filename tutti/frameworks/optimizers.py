@@ -6,18 +6,14 @@ import keras
 
 
 def sgd(
-    lr: float, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, clip_norm: float | None = None
+    lr: float, momentum: float, weight_decay: float, nesterov: bool, clip_norm: float | None
 ) -> keras.optimizers.Optimizer:
     """Stochastic gradient descent."""
     return TorchLikeSgd(lr, momentum=momentum, nesterov=nesterov, decay=weight_decay, global_clipnorm=clip_norm)
 
 
 def adam(
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, clip_norm: float | None
 ) -> keras.optimizers.Optimizer:
     """Adam."""
     if weight_decay:
@@ -26,11 +22,7 @@ def adam(
 
 
 def adamw(
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
-    clip_norm: float | None = None,
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, clip_norm: float | None
 ) -> keras.optimizers.Optimizer:
     """Adam with decoupled weight decay."""
     return keras.optimizers.AdamW(lr, weight_decay, *betas, eps, global_clipnorm=clip_norm)

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model
@@ -26,7 +25,7 @@ from tutti.horovod.torch import ops
 from tutti.horovod.torch.collectives import Sum, allreduce_
 from tutti.horovod.torch.functions import allgather_object, broadcast_object
 from tutti.ranks.device import bind_rank
-from tutti.ranks.group import Group, Joined, Machine
+from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, RankCheck
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import build_data
@@ -70,29 +69,6 @@ def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
     return EngineGroup(placement)
 
 
-@contextmanager
-def _joined(
-    config: RunConfig,
-    placement: Placement,
-    check: Callable[[], None],
-    examine: Callable[[dist.Store | None], None],
-) -> Iterator[Joined]:
-    """Bind this rank, set Keras up, and meet the others; what a rank finds wrong with itself, all raise together."""
-    binding = bind_rank(config.runtime, placement)
-    error: TuttiError | None = None
-    machine = Machine("cpu", "cpu", 1)
-    try:
-        machine = replace(prepare(config, placement), binding=binding)
-        check()
-    except TuttiError as found:
-        error = found
-    examine(None)
-    group = join(placement, config.runtime)
-    group.agree(error)
-    yield Joined(group, CPU, machine)
-    group.leave()
-
-
 @dataclass(frozen=True)
 class KerasParts:
     """What a rank of Keras or TensorFlow builds alone."""
@@ -125,15 +101,24 @@ class KerasParts:
 class KerasFramework:
     """Training in Keras by its `fit`, or in TensorFlow with a gradient tape; samples are made on the CPU."""
 
+    @contextmanager
     def joined(
-        self,
-        config: RunConfig,
-        placement: Placement,
-        check: Callable[[], None],
-        examine: Callable[[dist.Store | None], None],
-    ) -> AbstractContextManager[Joined]:
-        """Meet the other ranks in Horovod's engine."""
-        return _joined(config, placement, check, examine)
+        self, config: RunConfig, placement: Placement, check: RankCheck, examine: PreflightCheck
+    ) -> Iterator[Joined]:
+        """Bind this rank, set Keras up, and meet the others; an error of one rank is raised on all ranks."""
+        binding = bind_rank(config.runtime, placement)
+        error: TuttiError | None = None
+        machine = Machine("cpu", "cpu", 1)
+        try:
+            machine = replace(prepare(config, placement), binding=binding)
+            check()
+        except TuttiError as found:
+            error = found
+        examine(None)
+        group = join(placement, config.runtime)
+        group.agree(error)
+        yield Joined(group, CPU, machine)
+        group.leave()
 
     def check(self, config: RunConfig, world_size: int) -> None:
         """Refuse what is wrong with a recipe before anything is built."""

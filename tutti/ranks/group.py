@@ -20,6 +20,9 @@ from tutti.ranks.interfaces import choose_interface
 from tutti.ranks.placement import Placement
 from tutti.ranks.store import connect_store, wait_for_all
 
+RankCheck = Callable[[], None]  # of one rank, before it meets the others
+PreflightCheck = Callable[[dist.Store | None], None]  # of all ranks; given their store, if they have met
+
 _LAST_TENSORS_SECONDS = 0.02
 
 
@@ -152,7 +155,7 @@ class Joined:
 def joined(
     config: RuntimeConfig,
     placement: Placement,
-    check: Callable[[], None] = lambda: None,
+    check: RankCheck = lambda: None,
     examine: Callable[[dist.Store], None] = lambda store: None,
 ) -> Iterator[Joined]:
     """Bind this rank to cores, set its threads and device, and join the process group, which is destroyed at the end.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from tutti.checkpoint.manifest import Manifest, verify
 from tutti.config.parts import call
@@ -17,7 +16,7 @@ from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, TuttiError
-from tutti.ranks.group import Group, Joined
+from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
@@ -58,11 +57,7 @@ class Framework(Protocol):
     """How ranks meet, build their parts and train in some framework, in this order."""
 
     def joined(
-        self,
-        config: RunConfig,
-        placement: Placement,
-        check: Callable[[], None],
-        examine: Callable[[dist.Store | None], None],
+        self, config: RunConfig, placement: Placement, check: RankCheck, examine: PreflightCheck
     ) -> AbstractContextManager[Joined]:
         """Set this rank up, check it, and meet the others, who are examined before connections are made."""
         ...

@@ -12,7 +12,7 @@ from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import Interrupted, TuttiError
 from tutti.ranks.fingerprint import check_same_code
-from tutti.ranks.group import Group, Joined, Machine
+from tutti.ranks.group import Group, Joined, Machine, PreflightCheck
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
@@ -42,7 +42,7 @@ def run_rank(
     placement: Placement,
     folder: RunFolder | None = None,
     resume: Path | None = None,
-    preflight: Callable[[dist.Store | None], None] | None = None,
+    preflight: PreflightCheck | None = None,
 ) -> TrainingResult:
     """Train as one rank of a run; rank 0 makes the run folder if the launcher has not.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tutti.checkpoint.manifest import Manifest
@@ -25,7 +24,7 @@ from tutti.errors import ConfigError
 from tutti.optim.optimizers import build_optimizer
 from tutti.ranks.device import applies
 from tutti.ranks.environments import discover
-from tutti.ranks.group import Group, Joined, joined
+from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import build_data
@@ -87,11 +86,7 @@ class TorchFramework:
         self._is_recipe = objects is None
 
     def joined(
-        self,
-        config: RunConfig,
-        placement: Placement,
-        check: Callable[[], None],
-        examine: Callable[[dist.Store | None], None],
+        self, config: RunConfig, placement: Placement, check: RankCheck, examine: PreflightCheck
     ) -> AbstractContextManager[Joined]:
         """Meet the other ranks in a process group of torch."""
         return joined(config.runtime, placement, check, examine)
