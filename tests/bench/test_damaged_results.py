@@ -1,6 +1,7 @@
 """Results of measurements that are damaged in any way are read or refused by name."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from damage import damaged_json, many, read_or_refuse
@@ -19,7 +20,7 @@ MEASUREMENT = made_up(
     work=Work(1e9, 1e6, 1e5, 3, 1, ("model.py:12, 3 a step",)),
     ceilings=(Ceilings(1e12, 1e10),) * 2,
 )
-MEASUREMENTS = json.loads(json.dumps({"format": 1, "measurements": [MEASUREMENT.plain()]}))
+MEASUREMENTS = json.loads(json.dumps({"format": 1, "measurements": [asdict(MEASUREMENT)]}))
 COLLECTIVES = Results(
     {"hosts": ["n1", "n1"], "backend": "gloo", "device": "cpu"},
     [Measured("all_reduce", 2, 1, size, 5, (size * 1e-9 + 1e-4,) * 2) for size in (1000, 100_000, 10_000_000)],
@@ -30,7 +31,7 @@ COLLECTIVES = Results(
 def test_measurements_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_measurements(tmp_path / "bench.json", [MEASUREMENT], {})
     (found,) = read_measurements(tmp_path / "bench.json")
-    assert json.dumps(found.plain()) == json.dumps(MEASUREMENT.plain())
+    assert json.dumps(asdict(found)) == json.dumps(asdict(MEASUREMENT))
 
 
 @many(150)
@@ -43,7 +44,7 @@ def test_damaged_measurements_are_read_or_refused(tmp_path: Path, content: bytes
 
 
 @many(150)
-@given(content=damaged_json(json.loads(json.dumps(COLLECTIVES.plain()))))
+@given(content=damaged_json(json.loads(json.dumps(COLLECTIVES.content()))))
 def test_damaged_measurements_of_collectives_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / FILE
     path.write_bytes(content)

@@ -1,12 +1,15 @@
 """Made-up ranks: those that differ from most are named with host, value and fix."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
+from tutti.doctor.exchange import decode
 from tutti.doctor.facts import Facts
 from tutti.doctor.findings import compare, compare_clocks
+from tutti.errors import LaunchError
 from tutti.ranks.fingerprint import disagreements
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "tutti": "0.5.0", "code": "aaaa"}
@@ -153,5 +156,10 @@ def test_a_wrong_clock_is_a_warning() -> None:
 
 
 def test_facts_of_another_version_can_be_read() -> None:
-    assert Facts.from_plain({"rank": 3, "host": "n3", "colour": "blue"}) == Facts(rank=3, host="n3")
-    assert Facts.from_plain(rank(2).plain()) == rank(2)
+    assert decode({"rank": 3, "host": "n3", "colour": "blue"}, Facts, "rank 3") == Facts(rank=3, host="n3")
+    assert decode(json.loads(json.dumps(asdict(rank(2)))), Facts, "rank 2") == rank(2)
+
+
+def test_facts_that_cannot_be_read_name_the_rank() -> None:
+    with pytest.raises(LaunchError, match=r"^rank 3 sent values .* cannot read \(port: .*Install the same version"):
+        decode({"rank": 3, "port": "eighty"}, Facts, "rank 3")

@@ -1,29 +1,41 @@
 """Measurements over real sockets of this host, marks in real folders, and what is said when they fail."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tutti.doctor.exchange import decode
 from tutti.doctor.facts import Facts
 from tutti.doctor.hosts import find_marks, judge_folder, leave_mark, nearest_folder, remove_mark
 from tutti.doctor.links import Server, close_all, connect, connect_all, measure, measure_clock
-from tutti.doctor.plan import HostAddress, check_addresses, gather_links, make_plan, name_hosts_apart
+from tutti.doctor.plan import (
+    HostAddress,
+    HostTests,
+    Link,
+    LinkPlan,
+    check_addresses,
+    gather_links,
+    make_plan,
+    name_hosts_apart,
+)
 
-WORD = "a secret of this job"
+SECRET = "a secret of this job"
 
 
 @pytest.fixture
 def place() -> Iterator[HostAddress]:
-    server = Server("127.0.0.1", WORD)
+    server = Server("127.0.0.1", SECRET)
     yield HostAddress("here", "127.0.0.1", server.port)
     server.close()
 
 
 def test_a_link_has_latency_and_speed_both_ways(place: HostAddress) -> None:
-    with connect(place, WORD) as connection:
+    with connect(place, SECRET) as connection:
         link = measure(connection, "here", "there", seconds=0.001)
         offset, error = measure_clock(connection)
     assert link.error is None
@@ -31,19 +43,19 @@ def test_a_link_has_latency_and_speed_both_ways(place: HostAddress) -> None:
     assert abs(offset) <= max(error, 1e-3)
 
 
-def test_who_does_not_know_the_word_is_turned_away(place: HostAddress) -> None:
+def test_a_client_without_the_secret_is_refused(place: HostAddress) -> None:
     with pytest.raises(ConnectionError, match="the other end has closed the connection"):
-        connect(place, "x" * len(WORD))
+        connect(place, "x" * len(SECRET))
 
 
 def test_all_connections_are_tried_at_once_and_the_dead_ones_tell_why(place: HostAddress) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    found = connect_all({0: place, 7: HostAddress("gone", "127.0.0.1", port)}, WORD)
+    found = connect_all({0: place, 7: HostAddress("gone", "127.0.0.1", port)}, SECRET)
     assert isinstance(found[0], socket.socket)
     assert found[7] == f"127.0.0.1:{port} on host gone: connection refused"
     close_all(list(found.values()))
-    assert connect_all({}, WORD) == {}
+    assert connect_all({}, SECRET) == {}
 
 
 def test_a_link_that_ends_in_the_middle_is_an_error_of_the_link() -> None:
@@ -64,20 +76,19 @@ def ranks() -> list[Facts]:
 
 
 def test_one_rank_stands_for_each_host() -> None:
-    plan = make_plan(ranks(), "/runs", WORD, quick=False)
+    plan = make_plan(ranks(), "/runs", SECRET, quick=False)
     assert plan.ranks == [0, 1, 2, 3]
     assert plan.first_ranks == [0, 2, 3]
     assert plan.places[1] == HostAddress("b", "10.0.0.2", 2000)
-    assert type(plan).from_plain(plan.plain()) == plan
+    assert decode(json.loads(json.dumps(asdict(plan))), LinkPlan, "rank 0") == plan
 
 
 def test_connections_that_fail_one_way_or_both_are_dead_links() -> None:
-    plan = make_plan(ranks(), "/runs", WORD, quick=False)
-    good = {"there": 5.0, "back": 6.0, "latency_seconds": 1.0}
+    plan = make_plan(ranks(), "/runs", SECRET, quick=False)
     answers = [
-        {"links": [{"first": "a", "second": "b", **good}, {"first": "a", "second": "c", **good}], "unreachable": {}},
-        {"links": [], "unreachable": {"2": "c: no answer"}},
-        {"links": [], "unreachable": {"0": "a: no answer", "1": "b: no answer"}},
+        HostTests(links=(Link("a", "b", 5.0, 6.0, 1.0), Link("a", "c", 5.0, 6.0, 1.0))),
+        HostTests(unreachable={2: "c: no answer"}),
+        HostTests(unreachable={0: "a: no answer", 1: "b: no answer"}),
     ]
     links = {(link.first, link.second): link for link in gather_links(plan, answers)}
     assert links["a", "b"].error is None
@@ -108,15 +119,15 @@ def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
 
 
 def test_marks_are_seen_by_who_shares_the_folder(tmp_path: Path) -> None:
-    assert leave_mark(tmp_path, WORD, 0) is None
-    assert leave_mark(tmp_path, WORD, 2) is None
-    assert find_marks(tmp_path, WORD, [0, 2], seconds=0) == [0, 2]
-    assert find_marks(tmp_path, WORD, [0, 1, 2], seconds=0) == [0, 2]
+    assert leave_mark(tmp_path, SECRET, 0) is None
+    assert leave_mark(tmp_path, SECRET, 2) is None
+    assert find_marks(tmp_path, SECRET, [0, 2], seconds=0) == [0, 2]
+    assert find_marks(tmp_path, SECRET, [0, 1, 2], seconds=0) == [0, 2]
     for number in (0, 1, 2):
-        remove_mark(tmp_path, WORD, number)
+        remove_mark(tmp_path, SECRET, number)
     assert list(tmp_path.iterdir()) == []
-    assert leave_mark(tmp_path / "nothing", WORD, 0) == "it is not there"
-    assert find_marks(tmp_path / "nothing", WORD, [0], seconds=0) == []
+    assert leave_mark(tmp_path / "nothing", SECRET, 0) == "it is not there"
+    assert find_marks(tmp_path / "nothing", SECRET, [0], seconds=0) == []
     assert nearest_folder(tmp_path / "a" / "b") == tmp_path
 
 

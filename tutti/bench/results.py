@@ -26,9 +26,7 @@ PHASES = {
 }
 PARTS = (*TIMED, StepPart.OTHER)  # of a step of `whole`; together they are all of it
 
-_TIMES = ("seconds", "parts")  # the fields of a measurement that are Times
-
-Times = Mapping[str, Sequence[Sequence[float]]]  # by phase or part: [rank][trial], seconds a step
+Times = Mapping[str, tuple[tuple[float, ...], ...]]  # by phase or part: [rank][trial], seconds a step
 
 
 @dataclass(frozen=True)
@@ -84,33 +82,19 @@ class Measurement:
     def trials(self) -> int:
         return len(self.seconds["whole"][0])
 
-    def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> "Measurement":
-        """The measurement in plain values; a ValueError where they are none."""
-        made = to_dataclass(values, cls)
-        if not made.seconds.get("whole") or not all(made.seconds["whole"]):
-            raise ValueError("seconds.whole: expected the seconds of every rank and trial")
-        times = {name: {phase: _tuples(by_rank) for phase, by_rank in values[name].items()} for name in _TIMES}
-        return dataclasses.replace(made, **times)
-
 
 def write_measurements(path: Path, found: Sequence[Measurement], more: Mapping[str, Any]) -> None:
     """Keep measurements, and what was concluded from them, as JSON."""
-    content = {"format": 1, "measurements": [each.plain() for each in found], **more}
+    content = {"format": 1, "measurements": [dataclasses.asdict(each) for each in found], **more}
     write_durably(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_measurements(path: Path) -> list[Measurement]:
     """The measurements in a file."""
     try:
-        return [Measurement.from_plain(each) for each in list_in(read_json(path), "measurements")]
+        found = [to_dataclass(each, Measurement) for each in list_in(read_json(path), "measurements")]
+        if not all(each.seconds.get("whole") and all(each.seconds["whole"]) for each in found):
+            raise ValueError("seconds.whole: expected the seconds of every rank and trial")
+        return found
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} holds no measurements: {error}. Expected a bench.json of tutti bench.") from error
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -1,25 +1,30 @@
 """Values between ranks through the store of the rendezvous, each wait with a deadline; no process group is needed."""
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from tutti.errors import LaunchError
+from tutti.runs.files import to_dataclass
+
+Kind = TypeVar("Kind")
 
 
 class StoreExchange:
-    """Plain values by key; a value that does not arrive in time is None."""
+    """Values by key; a value that does not arrive in time is None."""
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self._store = store
         self.rank = rank
 
     def put(self, key: str, value: Any) -> None:
+        """Set a value: plain values, or dataclasses of them."""
         try:
-            self._store.set(key, json.dumps(value))
+            self._store.set(key, json.dumps(value, default=dataclasses.asdict))
         except dist.DistError as error:
             raise _gone(error) from error
 
@@ -60,6 +65,17 @@ class StoreExchange:
         except dist.DistError as error:
             raise _gone(error) from error
         return True
+
+
+def decode(value: Any, kind: type[Kind], sender: str) -> Kind:
+    """What another rank or host has sent, validated; keys that a newer version adds are left out."""
+    try:
+        return to_dataclass(value, kind, extra="ignore")
+    except ValueError as error:
+        raise LaunchError(
+            f"{sender} sent values that this version of tutti cannot read ({error}). "
+            "Install the same version on all hosts."
+        ) from error
 
 
 def _gone(error: Exception) -> LaunchError:

@@ -7,8 +7,8 @@ import platform
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +137,6 @@ class Facts:
     limits: dict[str, int] = field(default_factory=dict)  # -1 is without limit
     infiniband: bool = False
     environment: dict[str, str] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Facts":
-        known = {each.name for each in fields(cls)}
-        return cls(**{key: value for key, value in plain.items() if key in known})
 
 
 def find_facts(

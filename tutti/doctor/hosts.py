@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from tutti import units
-from tutti.doctor.exchange import StoreExchange
+from tutti.doctor.exchange import StoreExchange, decode
 from tutti.doctor.findings import Finding, compare_clocks, fault, name_hosts, warning
 from tutti.doctor.judge import judge, suspects
 from tutti.doctor.links import CONNECT_SECONDS, STALL_SECONDS, close_all, connect_all, measure, measure_clock
-from tutti.doctor.plan import Link, LinkPlan, Pair, Round, disjoint, gather_links
+from tutti.doctor.plan import HostTests, Link, LinkPlan, Pair, Round, disjoint, gather_links
 from tutti.ranks.group import release_tensors
 from tutti.ranks.placement import Placement
 
@@ -67,7 +67,7 @@ def remove_mark(folder: Path, secret: str, number: int) -> None:
 
 
 def judge_folder(
-    folder: str, hosts: Sequence[str], errors: Mapping[int, str], seen: Mapping[int, list[int]]
+    folder: str, hosts: Sequence[str], errors: Mapping[int, str], seen: Mapping[int, Sequence[int]]
 ) -> list[Finding]:
     """Hosts, by their numbers, that cannot write into the folder or have another one of that name."""
     findings = [
@@ -165,7 +165,7 @@ def _reduce(size: int) -> float:
 _MEET_SECONDS = 2 * STALL_SECONDS
 
 
-def examine_host(exchange: StoreExchange, plan: LinkPlan, number: int) -> dict[str, Any]:
+def examine_host(exchange: StoreExchange, plan: LinkPlan, number: int) -> HostTests:
     """All tests of this host; every host must enter, in step."""
     connections = _reach(plan, number)
     try:
@@ -174,21 +174,17 @@ def examine_host(exchange: StoreExchange, plan: LinkPlan, number: int) -> dict[s
         clock = _measure_clock(connections.get(0))
     finally:
         close_all(list(connections.values()))
-    return {
-        "clock": clock,
-        "links": [link.plain() for link in links],
-        "unreachable": {other: why for other, why in connections.items() if isinstance(why, str)},
-        **_share(exchange, plan, number),
-    }
+    unreachable = {other: why for other, why in connections.items() if isinstance(why, str)}
+    return HostTests(clock, tuple(links), unreachable, *_share(exchange, plan, number))
 
 
-def look_again(exchange: StoreExchange, plan: LinkPlan, number: int, rounds: list[Round]) -> list[dict[str, Any]]:
+def look_again(exchange: StoreExchange, plan: LinkPlan, number: int, rounds: list[Round]) -> list[Link]:
     """Measure some links again, for longer."""
     mine = {second for each in rounds for first, second in each if first == number}
     connections = connect_all({other: plan.places[other] for other in mine}, plan.secret)
     try:
         deadline = time.monotonic() + plan.seconds / 2
-        return [link.plain() for link in _sweep(exchange, plan, number, rounds, connections, "again", deadline)]
+        return _sweep(exchange, plan, number, rounds, connections, "again", deadline)
     finally:
         close_all(list(connections.values()))
 
@@ -231,7 +227,7 @@ def _mine(pairs: Round, number: int) -> list[Pair]:
     return [pair for pair in pairs if pair[0] == number]
 
 
-def _share(exchange: StoreExchange, plan: LinkPlan, number: int) -> dict[str, Any]:
+def _share(exchange: StoreExchange, plan: LinkPlan, number: int) -> tuple[str | None, tuple[int, ...]]:
     """Leave a mark in the run's folder; rank 0's host looks for all marks, the others for its."""
     folder, count = Path(plan.folder), len(plan.places)
     error = leave_mark(folder, plan.secret, number)
@@ -240,7 +236,7 @@ def _share(exchange: StoreExchange, plan: LinkPlan, number: int) -> dict[str, An
     seen = find_marks(folder, plan.secret, list(written), LOOK_SECONDS)
     exchange.meet("looked", count, _MEET_SECONDS + LOOK_SECONDS)
     remove_mark(folder, plan.secret, number)
-    return {"folder_error": error, "seen": seen}
+    return error, tuple(seen)
 
 
 _MOST_REPEATED_ROUNDS = 8  # rounds
@@ -261,18 +257,18 @@ def lead_tests(
     count, names = len(plan.places), [place.host for place in plan.places]
     if exchange.rank not in plan.first_ranks:
         return {}, [], []
-    answers = [examine_host(exchange, plan, 0)]
+    answers: list[HostTests | None] = [examine_host(exchange, plan, 0)]
     others = exchange.collect([f"measured/{number}" for number in range(1, count)], plan.seconds)
-    answers += [others.get(f"measured/{number}") for number in range(1, count)]
+    answers += [_decode(others.get(f"measured/{number}"), names[number]) for number in range(1, count)]
     silent = [names[number] for number, answer in enumerate(answers) if answer is None]
     findings = [fault(f"host {host} stopped answering during the link tests.") for host in silent]
     links = gather_links(plan, answers)
     again = _measure_suspects(exchange, plan, links)
     links = [link.better_of(again.get((link.first, link.second), link)) for link in links]
-    clocks = {names[n]: answer["clock"][0] for n, answer in enumerate(answers) if answer and answer["clock"]}
-    clocks = {names[0]: 0.0} | clocks
-    errors = {n: answer["folder_error"] for n, answer in enumerate(answers) if answer and answer["folder_error"]}
-    seen = {n: answer["seen"] for n, answer in enumerate(answers) if answer}
+    known = {number: answer for number, answer in enumerate(answers) if answer}
+    clocks = {names[0]: 0.0} | {names[n]: answer.clock[0] for n, answer in known.items() if answer.clock}
+    errors = {n: answer.folder_error for n, answer in known.items() if answer.folder_error}
+    seen = {n: answer.seen for n, answer in known.items()}
     findings += judge_folder(plan.folder, names, errors, seen) + judge(links, strict) + compare_clocks(clocks)
     pairs = sum(map(len, plan.rounds))
     if len(links) < pairs and not silent:
@@ -288,7 +284,12 @@ def _measure_suspects(exchange: StoreExchange, plan: LinkPlan, links: Sequence[L
     exchange.put("again", rounds)
     if not rounds:
         return {}
-    found = {"": look_again(exchange, plan, 0, rounds)}
-    found |= exchange.collect([f"measured again/{n}" for n in range(1, len(plan.places))], plan.seconds)
-    measured = [Link(**plain) for each in found.values() for plain in each]
+    measured = look_again(exchange, plan, 0, rounds)
+    others = exchange.collect([f"measured again/{n}" for n in range(1, len(plan.places))], plan.seconds)
+    for key, value in others.items():
+        measured += decode(value, list[Link], f"host {plan.places[int(key.rpartition('/')[2])].host}")
     return {(link.first, link.second): link for link in measured}
+
+
+def _decode(value: Any, host: str) -> HostTests | None:
+    return None if value is None else decode(value, HostTests, f"host {host}")

@@ -1,8 +1,7 @@
 """Which rank measures what: one rank for each host, and pairs of hosts in rounds; pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from tutti.doctor.facts import Facts
 from tutti.doctor.findings import Finding, fault
@@ -24,9 +23,6 @@ class Link:
     latency_seconds: float = 0.0
     error: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
     def better_of(self, other: "Link") -> "Link":
         """The best of two measurements: what disturbs a link only makes it slower."""
         if self.error or other.error:
@@ -35,6 +31,17 @@ class Link:
         return replace(
             self, there=max(self.there, other.there), back=max(self.back, other.back), latency_seconds=latency
         )
+
+
+@dataclass(frozen=True)
+class HostTests:
+    """What the tests of one host have found."""
+
+    clock: tuple[float, float] | None = None  # seconds ahead of rank 0's clock, and by how much that may be wrong
+    links: tuple[Link, ...] = ()
+    unreachable: dict[int, str] = field(default_factory=dict)  # why, by the number of the other host
+    folder_error: str | None = None  # why the run folder cannot be written
+    seen: tuple[int, ...] = ()  # the hosts whose files in the run folder are visible here
 
 
 def plan_rounds(hosts: int) -> list[Round]:
@@ -98,13 +105,6 @@ class LinkPlan:
     secret: str
     transfer_seconds: float
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "LinkPlan":
-        return cls(**{**plain, "places": [HostAddress(**place) for place in plain["places"]]})
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def rounds(self) -> list[Round]:
         return plan_rounds(len(self.places))
@@ -159,14 +159,14 @@ def check_addresses(facts: Sequence[Facts]) -> list[Finding]:
     return findings
 
 
-def gather_links(plan: LinkPlan, answers: Sequence[dict[str, Any] | None]) -> list[Link]:
+def gather_links(plan: LinkPlan, answers: Sequence[HostTests | None]) -> list[Link]:
     """The measured links, and those over which no connection came about, one way or both."""
     names = [place.host for place in plan.places]
-    links = {(p["first"], p["second"]): Link(**p) for answer in answers if answer for p in answer["links"]}
+    links = {(link.first, link.second): link for answer in answers if answer for link in answer.links}
     for number, answer in enumerate(answers):
-        for other, why in (answer or {"unreachable": {}})["unreachable"].items():
+        for other, why in answer.unreachable.items() if answer else ():
             here = names[number]
-            known = names[min(number, int(other))], names[max(number, int(other))]
+            known = names[min(number, other)], names[max(number, other)]
             error = f"host {here} finds no connection to {why}"
             if known in links and not links[known].error:
                 error += " (the other way round there is one)"

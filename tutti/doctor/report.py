@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class DoctorReport:
             return f"ready: {units.count(self.world_size, 'rank')} on {units.count(len(self.hosts), 'host')}"
         return f"not ready: {units.count(len(self.faults), 'fault')}"
 
-    def plain(self) -> dict[str, Any]:
-        """The record: names are added to it over time, and readers must accept that some are missing."""
+    def content(self) -> dict[str, Any]:
+        """The content of the record: names are added to it over time, and readers must accept that some are missing."""
         return {
             "ready": not self.faults,
             "ended": time.time(),
@@ -56,15 +56,15 @@ class DoctorReport:
             "faults": self.faults,
             "warnings": self.warnings,
             "clock_offset_seconds": self.clocks,
-            "links": [link.plain() for link in self.links],
+            "links": [asdict(link) for link in self.links],
             "all_reduce": self.all_reduce,
-            "ranks": [each.plain() for each in self.facts],
+            "ranks": [asdict(each) for each in self.facts],
         }
 
 
 def write_record(report: DoctorReport, path: Path) -> None:
     """The record as a JSON file."""
-    write_durably(path, json.dumps(report.plain(), indent=2) + "\n")
+    write_durably(path, json.dumps(report.content(), indent=2) + "\n")
 
 
 def print_report(report: DoctorReport) -> None:

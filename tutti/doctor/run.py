@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tutti import units
 from tutti.config.run import RunConfig
-from tutti.doctor.exchange import StoreExchange
+from tutti.doctor.exchange import StoreExchange, decode
 from tutti.doctor.facts import Facts, find_facts
 from tutti.doctor.findings import Finding, compare, fault
 from tutti.doctor.hosts import (
@@ -76,7 +76,7 @@ def _examine(
     server = Server(address, secret) if address and placement.local_rank == 0 else None
     try:
         own = find_facts(placement, config, nearest_folder(folder), address, interface, server.port if server else 0)
-        exchange.put(f"facts/{placement.rank}", own.plain())
+        exchange.put(f"facts/{placement.rank}", own)
         if placement.rank == 0:
             left = max(1.0, wait_seconds - (time.monotonic() - begin))
             report = _lead(exchange, placement, store, own, secret, left, quick)
@@ -121,11 +121,11 @@ def _lead(
 ) -> DoctorReport:
     """Rank 0's part: gather, plan, judge."""
     found = exchange.collect([f"facts/{rank}" for rank in range(placement.world_size)], seconds)
-    facts = name_hosts_apart([Facts.from_plain(plain) for plain in found.values()])
+    facts = name_hosts_apart([decode(value, Facts, f"rank {key.rpartition('/')[2]}") for key, value in found.items()])
     hosts = list(dict.fromkeys(each.host for each in facts))
     findings = _find_absent(facts, placement.world_size, seconds) + compare(facts) + check_addresses(facts)
     plan = make_plan(facts, own.folder, secret, quick)
-    exchange.put("plan", plan.plain())
+    exchange.put("plan", plan)
     clocks, links, measured = lead_tests(exchange, plan, strict=not quick)
     findings += measured
     reduced: list[dict[str, Any]] = []
@@ -143,12 +143,12 @@ def _follow(
     exchange: StoreExchange, placement: Placement, store: dist.Store, own: Facts, wait_seconds: float
 ) -> list[str]:
     """Another rank's part: the tests of its host if it is its first rank, and the all-reduce."""
-    plain = exchange.take("plan", wait_seconds + ALL_REDUCE_SECONDS)
-    if plain is None or placement.rank not in plain["ranks"]:
+    sent = exchange.take("plan", wait_seconds + ALL_REDUCE_SECONDS)
+    plan = None if sent is None else decode(sent, LinkPlan, "rank 0")
+    if plan is None or placement.rank not in plan.ranks:
         raise LaunchError(
             f"rank {placement.rank} connected after rank 0 had stopped waiting for it. Start all ranks at once."
         )
-    plan = LinkPlan.from_plain(plain)
     if placement.rank in plan.first_ranks:
         follow_tests(exchange, plan, plan.first_ranks.index(placement.rank))
     size = exchange.take("all_reduce", 3 * plan.seconds)

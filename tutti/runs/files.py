@@ -5,7 +5,7 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -70,16 +70,20 @@ def read_dataclass(path: Path, kind: type[Kind]) -> Kind:
     return to_dataclass(read_json(path), kind)
 
 
-def to_dataclass(content: Any, kind: type[Kind]) -> Kind:
-    """Plain values as an instance of a dataclass, if every key and every type is as the class declares."""
+def to_dataclass(content: Any, kind: type[Kind], extra: Literal["forbid", "ignore"] = "forbid") -> Kind:
+    """Plain values as an instance of a dataclass, if every key and every type is as the class declares.
+
+    Other keys are an error, or with `extra="ignore"` left out. A ValueError of `__post_init__` is one here too.
+    """
     import pydantic
 
     try:
-        return _adapter(kind).validate_json(json.dumps(content), strict=True, extra="forbid")
+        return _adapter(kind).validate_json(json.dumps(content), strict=True, extra=extra)
     except pydantic.ValidationError as error:
         found = error.errors(include_url=False)[0]
         place = ".".join(map(str, found["loc"]))
-        raise ValueError(f"{place}: {found['msg']}" if place else found["msg"]) from None
+        reason = found["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{place}: {reason}" if place else reason) from None
 
 
 @functools.cache

@@ -96,7 +96,7 @@ def test_the_report_says_what_was_dropped_the_fits_and_the_rate_of_the_link(caps
 
 def test_nothing_is_said_of_ethernet_for_nccl_or_a_single_host() -> None:
     assert not any("Ethernet" in line for line in describe(made_up("nccl")))
-    assert made_up("nccl").plain()["link"] is None
+    assert made_up("nccl").content()["link"] is None
 
 
 def test_a_single_size_is_reported_without_a_fit() -> None:

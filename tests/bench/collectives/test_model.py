@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_one_size_gives_no_model() -> None:
 def test_a_model_is_read_from_json_without_torch(tmp_path: Path) -> None:
     model = fitted("all_reduce", ring("all_reduce", [2, 4]))
     path = tmp_path / "collectives.json"
-    path.write_text(json.dumps({"models": [model.plain()]}))
+    path.write_text(json.dumps({"models": [asdict(model)]}))
     assert read_models(path) == {"all_reduce": model}
     code = (
         "import sys; from pathlib import Path; from tutti.bench.collectives.model import read_models; "

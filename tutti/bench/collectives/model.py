@@ -8,9 +8,9 @@ large p is the larger of the two.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -183,6 +183,13 @@ class Model:
     first_host_ranks: int
     regimes: tuple[Regime, ...]
 
+    def __post_init__(self) -> None:
+        forms = [form.name for form in FORMS.get(self.operation, ())]
+        if not self.regimes or not all(each.operation == self.operation for each in self.regimes):
+            raise ValueError(f"the model of {self.operation!r:.40} has no regimes, or those of another operation")
+        if unknown := [each.form for each in self.regimes if each.form not in forms]:
+            raise ValueError(f"the model of {self.operation!r:.40} has the form {unknown[0]!r:.40}")
+
     def seconds(self, ranks: int, size: float, across_hosts: bool | None = None) -> float:
         """The seconds of a call; hosts are filled in turn, unless it is said whether ranks are on several."""
         return 0.0 if ranks == 1 else self.regime(ranks, across_hosts).seconds(ranks, size)
@@ -192,24 +199,10 @@ class Model:
         across = ranks > self.first_host_ranks if across_hosts is None else across_hosts
         return next((each for each in self.regimes if each.across_hosts == across), self.regimes[0])
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Model":
-        """The model in plain values; a ValueError where they are none."""
-        made = to_dataclass(plain, cls)
-        forms = [form.name for form in FORMS.get(made.operation, ())]
-        if not made.regimes or not all(each.operation == made.operation for each in made.regimes):
-            raise ValueError(f"the model of {made.operation!r:.40} has no regimes, or those of another operation")
-        if unknown := [each.form for each in made.regimes if each.form not in forms]:
-            raise ValueError(f"the model of {made.operation!r:.40} has the form {unknown[0]!r:.40}")
-        return made
-
 
 def read_models(path: Path) -> dict[str, Model]:
     """The models by operation in a `collectives.json`; a ValueError where it is none."""
-    models = [Model.from_plain(each) for each in list_in(read_json(path), "models")]
+    models = [to_dataclass(each, Model) for each in list_in(read_json(path), "models")]
     return {model.operation: model for model in models}
 
 

@@ -22,7 +22,7 @@ from tutti.bench.collectives.model import (
     wire_bits_per_second,
 )
 from tutti.errors import ConfigError, FolderError
-from tutti.runs.files import list_in, read_json, to_dataclass, write_durably
+from tutti.runs.files import read_json, to_dataclass, write_durably
 
 OPERATIONS = tuple(BUS_FACTORS)
 FILE, PICTURE = "collectives.json", "collectives.png"
@@ -47,6 +47,10 @@ class Measured:
     calls: int  # of a trial
     trials_seconds: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if self.operation not in OPERATIONS or not self.trials_seconds:
+            raise ValueError(f"{self.operation!r:.40} is no operation, or has no trials")
+
     @property
     def seconds(self) -> float:
         return statistics.median(self.trials_seconds)
@@ -59,11 +63,6 @@ class Measured:
     def bus_bytes_per_second(self) -> float:
         """What the busiest link would carry in a ring: comparable over numbers of ranks."""
         return BUS_FACTORS[self.operation](self.ranks) * self.bytes_per_second
-
-    def plain(self) -> dict[str, Any]:
-        more = {"seconds": self.seconds, "lowest_seconds": min(self.trials_seconds)}
-        more |= {"highest_seconds": max(self.trials_seconds), "bytes_per_second": self.bytes_per_second}
-        return dataclasses.asdict(self) | more | {"bus_bytes_per_second": self.bus_bytes_per_second}
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,17 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Results:
-    """All that was measured, under which conditions."""
+    """All that was measured, under which conditions; `hosts` names the host of every rank."""
 
     conditions: Mapping[str, Any]
     points: Sequence[Measured]
     dropped: Sequence[Dropped]
+
+    def __post_init__(self) -> None:
+        _check_hosts(self.conditions)
+        for key in ("hosts", "backend"):
+            if not self.conditions.get(key):
+                raise ValueError(f"conditions.{key} is missing")
 
     def lines(self) -> Iterator[tuple[Measured, Line]]:
         """The fit of every operation and number of ranks, with its largest message."""
@@ -109,16 +114,17 @@ class Results:
         between = [point for point in self.points if point.hosts > 1 and self.conditions["backend"] == "gloo"]
         return max(between, key=lambda point: point.bus_bytes_per_second, default=None)
 
-    def plain(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """The content of `collectives.json`: what was measured, and what follows from it."""
         link = self.fastest_between_hosts()
         return {
             "format": 1,
             "conventions": CONVENTIONS,
             "conditions": dict(self.conditions),
-            "points": [point.plain() for point in self.points],
+            "points": [_with_rates(point) for point in self.points],
             "dropped": [dataclasses.asdict(each) for each in self.dropped],
-            "lines": [_plain_line(point, line) for point, line in self.lines()],
-            "models": [model.plain() for model in self.models()],
+            "lines": [_with_place(point, line) for point, line in self.lines()],
+            "models": [dataclasses.asdict(model) for model in self.models()],
             "link": link
             and {
                 "payload_bytes_per_second": link.bus_bytes_per_second,
@@ -127,18 +133,14 @@ class Results:
         }
 
     def write(self, folder: Path) -> None:
-        write_durably(folder / FILE, json.dumps(self.plain(), indent=2) + "\n")
+        write_durably(folder / FILE, json.dumps(self.content(), indent=2) + "\n")
 
 
 def read_results(folder: Path) -> Results:
     """The results in a folder."""
     path = folder / FILE
     try:
-        plain = read_json(path)
-        points = [_read_point(each) for each in list_in(plain, "points")]
-        return Results(
-            read_conditions(path), points, [to_dataclass(each, Dropped) for each in list_in(plain, "dropped")]
-        )
+        return to_dataclass(read_json(path), Results, extra="ignore")
     except (OSError, ValueError) as error:
         raise FolderError(
             f"{path} is no measurement of collectives ({error}): expected a file of `tutti bench collectives`."
@@ -147,31 +149,31 @@ def read_results(folder: Path) -> Results:
 
 def read_conditions(path: Path) -> Mapping[str, Any]:
     """The conditions of a measurement in a file; a ValueError where it has none."""
-    plain = read_json(path)
-    found = plain.get("conditions") if isinstance(plain, dict) else None
+    content = read_json(path)
+    found = content.get("conditions") if isinstance(content, dict) else None
     if not isinstance(found, dict):
         raise ValueError("conditions: expected a JSON object")
-    hosts = found.get("hosts", [])
-    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise ValueError(f"conditions.hosts is {hosts!r:.40}: expected names")
+    _check_hosts(found)
     return found
 
 
-def _read_point(plain: Any) -> Measured:
-    if not isinstance(plain, dict):
-        raise ValueError(f"points: {plain!r:.40} is no JSON object")
-    names = {field.name for field in dataclasses.fields(Measured)}  # what can be computed from them is written too
-    made = to_dataclass({key: value for key, value in plain.items() if key in names}, Measured)
-    if made.operation not in OPERATIONS or not made.trials_seconds:
-        raise ValueError(f"points: {made.operation!r:.40} is no operation, or has no trials")
-    return made
+def _check_hosts(conditions: Mapping[str, Any]) -> None:
+    hosts = conditions.get("hosts", [])
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(f"conditions.hosts is {hosts!r:.40}: expected names")
+
+
+def _with_rates(point: Measured) -> dict[str, Any]:
+    more = {"seconds": point.seconds, "lowest_seconds": min(point.trials_seconds)}
+    more |= {"highest_seconds": max(point.trials_seconds), "bytes_per_second": point.bytes_per_second}
+    return dataclasses.asdict(point) | more | {"bus_bytes_per_second": point.bus_bytes_per_second}
 
 
 def as_points(measured: Sequence[Measured]) -> list[MessageTime]:
     return [MessageTime(each.ranks, each.bytes, each.seconds) for each in measured]
 
 
-def _plain_line(point: Measured, line: Line) -> dict[str, Any]:
+def _with_place(point: Measured, line: Line) -> dict[str, Any]:
     bandwidth = line.bytes_per_second if math.isfinite(line.bytes_per_second) else None  # JSON knows no infinity
     return {
         "operation": point.operation,
