@@ -1,20 +1,22 @@
 """`tutti board`: TensorBoard on a folder of runs, under names that can be read."""
 
+import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
 from tutti import units
 from tutti.cli.options import examples
 from tutti.errors import FolderError, LaunchError
-from tutti.ranks.process import end_with_parent
+from tutti.launch.supervisor import LocalProcess, Stopped, end_processes, stopped_by_signals
 from tutti.runs.listing import FOLDER, find_events, link_events
 
 _FIRST_PORT, _PORTS = 6006, 20
@@ -37,33 +39,25 @@ def board(
     events = _events(folder)
     port = _free_port() if port is None else _checked_port(port)
     links = folder / FOLDER
-    words = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(links),
-        "--host",
-        "localhost",
-        "--port",
-        f"{port}",
-    ]
+    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(links)]
+    words += ["--host", "localhost", "--port", str(port)]
     if dry_run:
         print("\n".join([*events, shlex.join(words)]))
         return
     _link(links, events)
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(words, stdout=said, stderr=said, preexec_fn=end_with_parent)
+    with tempfile.TemporaryDirectory(prefix="tutti-board-") as temporary, stopped_by_signals():
+        log = Path(temporary) / "tensorboard.log"
+        process = LocalProcess(words, log, os.environ)
         try:
-            _wait_until_it_answers(process, port, said)
+            _wait_until_it_answers(process, port, log)
             shown = units.count(len(events), "run")
             print(f"{shown} of {folder}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
-            _follow(process, folder, links, said)
-        except KeyboardInterrupt:
-            pass
+            _follow(process, folder, links, log)
+        except Stopped as stopped:
+            if stopped.number != signal.SIGINT:
+                sys.exit(128 + stopped.number)
         finally:
-            process.terminate()
-            process.wait()
+            end_processes([process])
 
 
 def _events(out: Path) -> dict[str, Path]:
@@ -82,17 +76,17 @@ def _link(links: Path, events: dict[str, Path]) -> None:
         raise FolderError(f"{links}: cannot create links to the runs there: {error.strerror or error}.") from error
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
+def _wait_until_it_answers(process: LocalProcess, port: int, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not _is_taken(port):
         if process.poll() is not None:
-            raise LaunchError(f"TensorBoard did not start: {_last_line(said)}")
+            raise LaunchError(f"TensorBoard did not start: {_last_line(log)}")
         if time.monotonic() > deadline:
-            raise LaunchError(f"TensorBoard did not answer within {_START_SECONDS:.0f} s: {_last_line(said)}")
+            raise LaunchError(f"TensorBoard did not answer within {_START_SECONDS:.0f} s: {_last_line(log)}")
         time.sleep(0.1)
 
 
-def _follow(process: subprocess.Popen[bytes], out: Path, links: Path, said: IO[str]) -> None:
+def _follow(process: LocalProcess, out: Path, links: Path, log: Path) -> None:
     """Link new runs until TensorBoard ends."""
     while True:
         try:
@@ -101,13 +95,12 @@ def _follow(process: subprocess.Popen[bytes], out: Path, links: Path, said: IO[s
             _link(links, find_events(out))
             continue
         if code:
-            raise LaunchError(f"TensorBoard ended with code {code}: {_last_line(said)}")
+            raise LaunchError(f"TensorBoard ended with code {code}: {_last_line(log)}")
         return
 
 
-def _last_line(said: IO[str]) -> str:
-    said.seek(0)
-    lines = said.read().strip().splitlines()
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it has printed nothing."
 
 

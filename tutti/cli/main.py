@@ -1,15 +1,12 @@
 """The command `tutti`: joins the commands, each of which is imported from its module when it is called."""
 
-import ast
-import importlib
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 import tutti
+from tutti.cli.options import MARKUP, LazyCommands
 from tutti.errors import TuttiError
 
 # The module of each command, in the order of `tutti --help`.
@@ -17,39 +14,12 @@ MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "p
 MODULES |= {"show": "show", "list": "show", "runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts
-MARKUP = "markdown"
 
 
-class Commands(TyperGroup):
-    """Imports the module of the command that is called, and of no other."""
+class Commands(LazyCommands):
+    """The commands of tutti."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, hidden=name in HIDDEN) for name in MODULES}
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        for name, command in self.commands.items():
-            command.help = _docstring(name)
-        super().format_help(ctx, formatter)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, _load(name) if name else None, rest
-
-
-def _docstring(command: str) -> str | None:
-    """Read what a command does from the source of its module, without importing it."""
-    tree = ast.parse(Path(__file__).with_name(f"{MODULES[command]}.py").read_text())
-    functions = {part.name.rstrip("_"): part for part in tree.body if isinstance(part, ast.FunctionDef)}
-    return ast.get_docstring(functions[command])
-
-
-def _load(command: str) -> Any:
-    """Import a command: one of those that its module declares, or all of them as a group."""
-    app = importlib.import_module(f"tutti.cli.{MODULES[command]}").app
-    app.rich_markup_mode = MARKUP
-    group = typer.main.get_group(app)
-    return group.commands.get(command, group)
+    modules, hidden_commands = MODULES, HIDDEN
 
 
 app = typer.Typer(

@@ -1,14 +1,18 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and kinds of commands that typer does not have."""
 
+import ast
 import functools
+import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+MARKUP = "markdown"  # of help texts
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (mnist, mnist/large_batch) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, for example optim.lr=3e-4 epochs=2.")]
@@ -47,6 +51,39 @@ def with_options(shared: type) -> Callable[[Callable[..., None]], Callable[..., 
         return called
 
     return expand
+
+
+class LazyCommands(TyperGroup):
+    """Commands in modules beside this one; the module of the command that is called is imported, and no other."""
+
+    modules: ClassVar[Mapping[str, str]] = {}  # by command, in the order of --help
+    hidden_commands: ClassVar[Collection[str]] = ()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name, hidden=name in self.hidden_commands) for name in self.modules}
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for name, command in self.commands.items():
+            command.help = self._docstring(name)
+        super().format_help(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, self._load(name) if name else None, rest
+
+    def _docstring(self, command: str) -> str | None:
+        """Read what a command does from the source of its module, without importing it."""
+        tree = ast.parse(Path(__file__).with_name(f"{self.modules[command]}.py").read_text())
+        functions = {part.name.rstrip("_"): part for part in tree.body if isinstance(part, ast.FunctionDef)}
+        return ast.get_docstring(functions[command])
+
+    def _load(self, command: str) -> Any:
+        """Import a command: one of those that its module declares, or all of them as a group."""
+        app = importlib.import_module(f"tutti.cli.{self.modules[command]}").app
+        app.rich_markup_mode = MARKUP
+        group = typer.main.get_group(app)
+        return group.commands.get(command, group)
 
 
 class ResumeCommand(TyperCommand):
