@@ -1,25 +1,22 @@
 """`tutti doctor`: check this machine or all hosts of an allocation, on ranks started here or as one rank."""
 
 import os
-import signal
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tutti.cli.options import Overrides, examples
-from tutti.cli.ranks import place, terminate
+from tutti.cli.ranks import as_rank, leave, place
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
-from tutti.errors import ConfigError, TuttiError
+from tutti.errors import ConfigError
 from tutti.launch import local
 from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
-from tutti.ranks.failures import NOTES_VARIABLE, describe, leave_note, quote
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder
@@ -92,21 +89,15 @@ def _start(ranks: int) -> None:
 
 def _as_rank(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> None:
     """Run as one rank; end at once, as threads of torch may wait for ranks that have ended."""
-    signal.signal(signal.SIGTERM, terminate)
     if local.FOLDER_VARIABLE in os.environ:
         end_with_parent()
-    try:
+
+    def work() -> None:
         code = _examine(placement, config, folder, record, wait)
-    except TuttiError as error:
-        code = _tell(placement, error, error.exit_code, said=True)
-    except KeyboardInterrupt:
-        code = 130
-    except Exception as error:
-        code = _tell(placement, error, 1, said=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code or not keep_until_exit(None):  # a forked rank returns to its fork server
-        os._exit(code)
+        if code or not keep_until_exit(None):  # a forked rank returns to its fork server
+            leave(code)
+
+    as_rank(placement, work)
 
 
 def _examine(placement: Placement, config: RunConfig | None, folder: Path, record: Path | None, wait: float) -> int:
@@ -125,18 +116,3 @@ def _examine(placement: Placement, config: RunConfig | None, folder: Path, recor
     if given := os.environ.get(local.FOLDER_VARIABLE):
         write_record(report, Path(given) / _RECORD)
     return 1 if report.faults else 0
-
-
-def _tell(placement: Placement, error: BaseException, exit_code: int, said: bool) -> int:
-    """Report a failure to the launcher that started this rank, or on the screen."""
-    failure = describe(placement.rank, error, exit_code, said)
-    if notes := os.environ.get(NOTES_VARIABLE):
-        leave_note(Path(notes), failure)
-    if said and local.FOLDER_VARIABLE not in os.environ:  # otherwise its launcher prints it
-        print(f"error: {failure.text}", file=sys.stderr)
-    if not said:
-        lines = traceback.format_exc().splitlines()[-12:]
-        print(
-            f"error: rank {failure.rank} on host {failure.host} failed: {failure.text}:{quote(lines)}", file=sys.stderr
-        )
-    return exit_code

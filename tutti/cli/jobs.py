@@ -20,6 +20,8 @@ from tutti.launch.cluster.submission import prepare, submit_run
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, describe, find_jobs
 
+RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
+
 app = typer.Typer()
 
 
@@ -83,7 +85,7 @@ def submit(
 
 @app.command()
 def requeue(
-    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: RunPath,
     begin: Annotated[str | None, typer.Option(help="The id of the job that starts.")] = None,
     code: Annotated[int | None, typer.Option(help="The exit code of the ranks.")] = None,
     told: Annotated[bool, typer.Option("--told", help="The scheduler has signalled the job to end.")] = False,
@@ -152,7 +154,7 @@ def logs(
 
 
 @app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n8"))
-def cancel(folder: Annotated[Path, typer.Argument(help="A run folder.")], out: RunsFolder = Path("runs")) -> None:
+def cancel(folder: RunPath, out: RunsFolder = Path("runs")) -> None:
     """Cancel a submitted run: its ranks save a checkpoint and end, and it is not requeued."""
     job, asked = cancel_job(choose(folder, out))
     name = f"{job.scheduler} job {job.ids[-1] if job.ids else '?'}"

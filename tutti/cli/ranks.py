@@ -109,7 +109,7 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     try:
         outcome = work()  # kept until the process ends: freeing it may wait for threads
         if NOTES_VARIABLE in os.environ and not keep_until_exit(outcome):
-            _leave(0)
+            leave(0)
         del outcome
     except TuttiError as error:
         silent = error.told or (error.agreed and placement.rank > 0)
@@ -134,10 +134,10 @@ def _tell(failure: Failure, silent: bool = False) -> None:
     else:
         lines = traceback.format_exc().splitlines()[-12:]
         print(f"error: {who} failed: {failure.text}. Its last calls:{quote(lines)}", file=sys.stderr)
-    _leave(failure.exit_code)
+    leave(failure.exit_code)
 
 
-def _leave(exit_code: int) -> None:
+def leave(exit_code: int) -> None:
     """End this rank at once: threads of torch may wait for ranks that have ended."""
     sys.stdout.flush()
     sys.stderr.flush()
