@@ -104,7 +104,7 @@ def _row(found: "Found") -> tuple[str, ...]:
 def _print_wrong(found: "Sequence[Found]") -> None:
     for each in found:
         if not each.is_right:
-            print("\n  ".join([f"{each.case.name}: {each.sentence}", *each.evidence, ""]))
+            print("\n  ".join([f"{each.case.name}: {each.sentence}", *each.measurements, ""]))
 
 
 def _page(result: Mapping[str, Any]) -> str:

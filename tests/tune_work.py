@@ -41,7 +41,7 @@ class Sleepy:
 
 
 class TwoMeasurements:
-    """A budget that allows one rung above the first."""
+    """A budget that allows one change."""
 
     def __init__(self, seconds: float) -> None:
         self._laps = 0
@@ -54,12 +54,12 @@ class TwoMeasurements:
         return self._laps >= 2
 
 
-def climb(recipe: str, out: str, write: str) -> None:
-    """Tune as the only rank, one rung high, and print what came out."""
+def tune_once(recipe: str, out: str, write: str) -> None:
+    """Tune as the only rank with one change, and print the result."""
     tune.Budget = TwoMeasurements  # pyright: ignore[reportAttributeAccessIssue]
     asked = tune.TuneRequest(recipe, (f"out={out}",), 0.1, (), Path(write))
     shown: list[str] = []
-    tuned = tune.tune(asked, discover(os.environ), None, lambda _: None, lambda rung: shown.append(rung.name))
+    tuned = tune.tune(asked, discover(os.environ), None, lambda _: None, lambda change: shown.append(change.name))
     last = tuned.search.tried[-1]
     print(json.dumps({"kept": tuned.search.kept, "gain": last.gain, "shown": shown, "folder": str(tuned.folder.path)}))
 
@@ -73,4 +73,4 @@ def fail(recipe: str, out: str, overrides: list[tuple[str, ...]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    climb(*sys.argv[1:])
+    tune_once(*sys.argv[1:])

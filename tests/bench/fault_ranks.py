@@ -31,7 +31,7 @@ class Found:
     sentence: str
     shares: dict[str, float]
     suggestions: tuple[str, ...]
-    evidence: tuple[str, ...]
+    measurements: tuple[str, ...]
 
     @property
     def is_right(self) -> bool:
@@ -169,7 +169,7 @@ def _verdict(measured: Any) -> dict[str, Any]:
         "sentence": verdict.sentence,
         "shares": {name: verdict.shares.share(name) for name in verdict.shares.path},
         "suggestions": [override for each in verdict.suggestions for override in each.overrides],
-        "evidence": [*verdict.evidence, *measured.notes],
+        "measurements": [*verdict.measurements, *measured.notes],
     }
 
 

@@ -22,7 +22,7 @@ def step(*settings: str, data: float = 0.0, computing: float = 0.0, **values: An
     return made_up(*settings, data=data, computing=computing, **{"cores": 2, "batches_are_samples": True} | values)
 
 
-def climb(search: GreedySearch, *speeds: Measurement | str) -> list[str]:
+def try_changes(search: GreedySearch, *speeds: Measurement | str) -> list[str]:
     """Note what is found for each suggestion, and say what was tried."""
     tried = []
     for found in speeds:
@@ -55,10 +55,10 @@ def test_the_bound_comes_first_and_the_verdict_is_made_anew() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1))
     read = step("data.workers=4", data=0.0, computing=0.1)
     compiled = step("data.workers=4", "speed.channels_last=true", computing=0.05)
-    assert climb(search, read, compiled) == ["data.workers=4", "speed.channels_last=true"]
+    assert try_changes(search, read, compiled) == ["data.workers=4", "speed.channels_last=true"]
     assert search.kept == {"data.workers": "4", "speed.channels_last": "true"}
     assert search.gain == pytest.approx(20.0)
-    assert [rung.verdict.split(":")[0] for rung in search.tried] == [
+    assert [change.verdict.split(":")[0] for change in search.tried] == [
         "bound by data loading",
         "bound by compute",
         "bound by compute",
@@ -67,7 +67,7 @@ def test_the_bound_comes_first_and_the_verdict_is_made_anew() -> None:
 
 def test_each_is_tried_on_top_of_what_was_kept() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1))
-    climb(search, step("data.workers=4", computing=0.1))
+    try_changes(search, step("data.workers=4", computing=0.1))
     chosen = search.next()
     assert chosen is not None
     assert search.overrides_with(chosen) == ("data.workers=4", "speed.channels_last=true")
@@ -75,7 +75,7 @@ def test_each_is_tried_on_top_of_what_was_kept() -> None:
 
 def test_a_later_value_takes_the_place_of_an_earlier_one() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1, cores=8))
-    climb(search, step("data.workers=16", data=0.5, computing=0.1, cores=8))
+    try_changes(search, step("data.workers=16", data=0.5, computing=0.1, cores=8))
     again = Suggestion(("data.workers=8",), "fewer")
     assert search.overrides_with(again) == ("data.workers=8",)
 
@@ -83,18 +83,18 @@ def test_a_later_value_takes_the_place_of_an_earlier_one() -> None:
 def test_when_the_bound_is_spent_the_next_part_is_looked_at() -> None:
     slow = step(data=0.7, computing=0.3)
     search = GreedySearch(slow)
-    tried = climb(search, slow, slow, slow, slow)
+    tried = try_changes(search, slow, slow, slow, slow)
     assert tried == ["data.workers=4", "data.workers=2", "speed.channels_last=true", "speed.compile=true"]
     assert search.next() is None
     assert search.kept == {}
     assert search.gain == 1.0
-    assert {rung.outcome for rung in search.tried[1:]} == {"within the noise of 2%"}
+    assert {change.outcome for change in search.tried[1:]} == {"within the noise of 2%"}
 
 
 def test_nothing_is_tried_against_a_part_that_is_small() -> None:
     slow = step(data=0.97, computing=0.03)
     search = GreedySearch(slow)
-    assert climb(search, slow, slow) == ["data.workers=4", "data.workers=2"]
+    assert try_changes(search, slow, slow) == ["data.workers=4", "data.workers=2"]
     assert search.next() is None
 
 
@@ -102,17 +102,17 @@ def test_what_did_not_help_is_tried_again_after_a_change() -> None:
     first = step(computing=1.0, batches_are_samples=False)
     faster = step("speed.compile=true", computing=0.5, batches_are_samples=False)
     search = GreedySearch(first)
-    tried = climb(search, first, faster)
+    tried = try_changes(search, first, faster)
     assert tried == ["speed.channels_last=true", "speed.compile=true"]
-    assert climb(search, faster) == ["speed.channels_last=true"]
+    assert try_changes(search, faster) == ["speed.channels_last=true"]
     assert search.next() is None
 
 
-def test_what_failed_is_a_rung_and_not_tried_again() -> None:
+def test_a_change_that_failed_is_recorded_and_not_tried_again() -> None:
     first = step(computing=1.0, batches_are_samples=False)
     faster = step("speed.compile=true", computing=0.5, batches_are_samples=False)
     search = GreedySearch(first)
-    climb(search, "rank 1: out of memory\nmore", faster)
+    try_changes(search, "rank 1: out of memory\nmore", faster)
     failed = search.tried[1]
     assert (failed.outcome, failed.after, failed.kept) == ("failed: rank 1: out of memory", None, False)
     assert failed.gain is None
@@ -167,12 +167,12 @@ def test_binding_is_not_tried_in_ranks_that_have_started() -> None:
     assert GreedySearch(slow).next() is None
 
 
-def test_rungs_are_plain_values() -> None:
+def test_changes_are_written_as_json() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1))
-    climb(search, "no", step(computing=0.1))
-    plain = json.loads(json.dumps([rung.plain() for rung in search.tried]))
-    assert [rung["gain"] for rung in plain] == [None, None, pytest.approx(10.0)]
-    assert [rung["kept"] for rung in plain] == [True, False, True]
-    assert plain[2]["overrides"] == ["data.workers=2"]
-    assert plain[2]["samples_per_second"] == pytest.approx(320.0)
-    assert plain[2]["before"] == [pytest.approx(32.0)] * 5
+    try_changes(search, "no", step(computing=0.1))
+    found = json.loads(json.dumps([change.content() for change in search.tried]))
+    assert [change["gain"] for change in found] == [None, None, pytest.approx(10.0)]
+    assert [change["kept"] for change in found] == [True, False, True]
+    assert found[2]["overrides"] == ["data.workers=2"]
+    assert found[2]["samples_per_second"] == pytest.approx(320.0)
+    assert found[2]["before"] == [pytest.approx(32.0)] * 5

@@ -23,7 +23,7 @@ def sleepy(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_budget_is_spent_when_the_longest_of_the_last_rungs_would_pass_it() -> None:
+def test_a_budget_is_spent_when_the_longest_of_the_last_changes_would_exceed_it() -> None:
     now = [0.0]
     budget = Budget(100.0, lambda: now[0])
     for end, spent in [(10.0, False), (45.0, False), (66.0, True)]:
@@ -32,7 +32,7 @@ def test_a_budget_is_spent_when_the_longest_of_the_last_rungs_would_pass_it() ->
         assert budget.is_spent is spent
 
 
-def test_a_budget_forgets_a_first_rung_that_was_long() -> None:
+def test_a_budget_forgets_a_first_change_that_took_long() -> None:
     now = [0.0]
     budget = Budget(100.0, lambda: now[0])
     for end, spent in [(60.0, True), (62.0, True), (64.0, True), (66.0, False), (99.0, True)]:
@@ -42,7 +42,7 @@ def test_a_budget_forgets_a_first_rung_that_was_long() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(0.01, 0.5), (1.0, 3.0), (5.0, 15.0), (60.0, 15.0)])
-def test_rungs_are_measured_shorter_under_a_small_budget(minutes: float, seconds: float) -> None:
+def test_changes_are_measured_for_less_time_under_a_small_budget(minutes: float, seconds: float) -> None:
     assert TuneRequest("digits", (), minutes, (), None).seconds == seconds
 
 
@@ -59,20 +59,20 @@ def test_loader_processes_are_found_kept_and_written(sleepy: Path, tmp_path: Pat
     for path in (tmp_path / "fast.yaml", folder / "tuned.yaml"):
         assert resolve(str(path)).config.data.workers == 4
     result = json.loads((folder / "tune.json").read_text())
-    assert [rung["kept"] for rung in result["rungs"]] == [True, True]
+    assert [change["kept"] for change in result["rungs"]] == [True, True]
     assert [each["name"] for each in result["measurements"]] == ["as it is", "data.workers=4"]
     assert json.loads((folder / "record.json").read_text())["state"] == "finished"
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_two_ranks_tune_and_the_screen_shows_the_ladder(sleepy: Path, tutti: Tutti, tmp_path: Path) -> None:
+def test_two_ranks_tune_and_print_the_changes(sleepy: Path, tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("tune", sleepy.name, "-n", "2", "--minutes", "0.6", PYTHONPATH=str(REPOSITORY / "tests"))
     assert done.code == 0, done.all
     assert "data.workers=4:" in done.out
     assert "times as fast as sleepy.yaml" in done.out
     (folder,) = (tmp_path / "runs" / "tune" / "sleepy").iterdir()
-    assert (folder / "ladder.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "tune.png").read_bytes().startswith(b"\x89PNG")
     shown = tutti("show", str(folder / "tuned.yaml"), PYTHONPATH=str(REPOSITORY / "tests"))
     assert shown.code == 0, shown.all
     assert "tuned.yaml [base]" in shown.out

@@ -6,7 +6,7 @@ import pytest
 from made_up import made_up
 
 from tutti.bench.greedy_search import GreedySearch
-from tutti.bench.tune import MARK, check_target, extends, write_recipe
+from tutti.bench.tune import FIRST_LINE, check_target, extends, write_recipe
 from tutti.config.load import resolve
 from tutti.errors import ConfigError
 
@@ -14,12 +14,12 @@ CONDITIONS = {"ranks": "1 on here", "versions": "torch 2.11"}
 
 
 def climbed() -> GreedySearch:
-    """A ladder with data.workers=4 kept."""
-    ladder = GreedySearch(made_up(data=0.9, computing=0.1, batches_are_samples=True, cores=2))
-    chosen = ladder.next()
+    """A search that has kept data.workers=4."""
+    search = GreedySearch(made_up(data=0.9, computing=0.1, batches_are_samples=True, cores=2))
+    chosen = search.next()
     assert chosen is not None
-    ladder.note(chosen, made_up("data.workers=4", computing=0.1, batches_are_samples=True, cores=2))
-    return ladder
+    search.note(chosen, made_up("data.workers=4", computing=0.1, batches_are_samples=True, cores=2))
+    return search
 
 
 def test_it_extends_a_named_recipe(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_it_extends_a_named_recipe(tmp_path: Path) -> None:
     assert tuned.model == original.model
 
 
-def test_it_extends_a_file_by_the_way_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_extends_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "out" / "deep").mkdir(parents=True)
     (tmp_path / "mine" / "my.yaml").write_text("fast: {extends: digits, epochs: 7}\n")
@@ -77,7 +77,7 @@ def test_what_was_given_loads_as_it_was_given(override: str, tmp_path: Path) -> 
     assert resolve(str(path)).config == expected
 
 
-def test_a_ladder_without_a_kept_rung_says_so(tmp_path: Path) -> None:
+def test_a_search_that_kept_no_change_says_so(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     write_recipe(path, "digits", (), GreedySearch(made_up(computing=1.0)), CONDITIONS)
     assert "# Nothing that was tried helped beyond the noise.\n" in path.read_text()
@@ -89,13 +89,13 @@ def test_another_file_is_not_written_over(tmp_path: Path) -> None:
     path.write_text("extends: digits\n")
     with pytest.raises(ConfigError, match="a file that tutti tune did not write is there"):
         check_target(path, "digits")
-    path.write_text(f"{MARK} from digits\nextends: digits\n")
+    path.write_text(f"{FIRST_LINE} from digits\nextends: digits\n")
     check_target(path, "digits")
 
 
 def test_a_recipe_is_not_made_to_extend_itself(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    path.write_text(f"{MARK}\nextends: digits\n")
+    path.write_text(f"{FIRST_LINE}\nextends: digits\n")
     with pytest.raises(ConfigError, match="it would extend itself"):
         check_target(path, str(path))
 

@@ -34,7 +34,7 @@ def test_the_largest_part_bounds_a_step(parts: dict[str, float], bound: str) -> 
     assert judge(made_up(ranks=2, **parts)).bound == bound  # pyright: ignore[reportArgumentType]
 
 
-def test_reading_is_told_with_what_can_be_won_and_what_to_try() -> None:
+def test_data_loading_is_named_with_the_possible_gain_and_a_suggestion() -> None:
     verdict = judge(made_up(data=0.71, computing=0.29, batches_are_samples=True))
     assert verdict.sentence == (
         "bound by data loading: 71% of a step waits for batches; at most 3.4 times as fast; try data.workers=4"
@@ -42,7 +42,7 @@ def test_reading_is_told_with_what_can_be_won_and_what_to_try() -> None:
     assert verdict.gain == pytest.approx(1 / 0.29)
 
 
-def test_communication_is_told() -> None:
+def test_communication_is_named() -> None:
     verdict = judge(made_up(ranks=2, computing=0.4, communication=0.6, gradient_bytes=200 << 20))
     assert verdict.sentence == (
         "bound by communication: 60% of a step is exposed communication; at most 2.5 times as fast; "
@@ -50,7 +50,7 @@ def test_communication_is_told() -> None:
     )
 
 
-def test_a_slow_rank_is_named_with_its_host_and_with_what_it_is_slow() -> None:
+def test_a_straggler_is_named_with_its_host_and_what_it_is_slow_in() -> None:
     verdict = judge(made_up(ranks=3, data=0.1, computing=by_rank(0.4, 0.4, 1.4)))
     assert verdict.sentence == (
         "bound by a straggler: 67% of a step waits for rank 2 on host2; at most 3.0 times as fast; "
@@ -59,14 +59,14 @@ def test_a_slow_rank_is_named_with_its_host_and_with_what_it_is_slow() -> None:
     assert any(
         line == "rank 2 on host2 is the straggler: 3.00 times the time of the others without waiting; "
         "3.50 times for compute alone; 1.00 times for data loading alone"
-        for line in verdict.evidence
+        for line in verdict.measurements
     )
 
 
-def test_a_rank_slow_in_reading_is_seen_in_the_evidence() -> None:
-    evidence = "\n".join(judge(made_up(ranks=2, data=by_rank(0.1, 2.0), computing=0.2)).evidence)
-    assert "20.00 times for data loading alone" in evidence
-    assert "1.00 times for compute alone" in evidence
+def test_a_rank_that_loads_data_slowly_is_in_the_measurements() -> None:
+    measurements = "\n".join(judge(made_up(ranks=2, data=by_rank(0.1, 2.0), computing=0.2)).measurements)
+    assert "20.00 times for data loading alone" in measurements
+    assert "1.00 times for compute alone" in measurements
 
 
 def test_balanced_parts_are_both_named() -> None:
@@ -79,7 +79,7 @@ def test_balanced_parts_are_both_named() -> None:
     assert ("speed.compile=true",) in overrides
 
 
-def test_a_lead_within_the_spread_is_not_enough_evidence() -> None:
+def test_a_lead_within_the_spread_is_inconclusive() -> None:
     parts = {"data": by_trial(0.2, 0.35, 0.5, 0.35, 0.2), "computing": by_trial(0.5, 0.45, 0.42, 0.5, 0.7)}
     verdict = judge(made_up(**parts))  # pyright: ignore[reportArgumentType]
     assert verdict.bound == "unclear"
@@ -91,7 +91,7 @@ def test_a_lead_within_the_spread_is_not_enough_evidence() -> None:
     assert verdict.suggestions == ()
 
 
-def test_trials_that_disagree_are_not_enough_evidence() -> None:
+def test_trials_that_disagree_are_inconclusive() -> None:
     parts = {"data": by_trial(0.8, 0.2, 0.8, 0.2, 0.8), "computing": by_trial(0.2, 0.8, 0.2, 0.8, 0.2)}
     verdict = judge(made_up(**parts))  # pyright: ignore[reportArgumentType]
     assert verdict.bound == "unclear"
@@ -113,7 +113,7 @@ def test_close_parts_that_take_turns_are_balanced() -> None:
     assert judge(made_up(**parts)).bound == "balanced"  # pyright: ignore[reportArgumentType]
 
 
-def test_steps_that_differ_widely_are_not_enough_evidence() -> None:
+def test_steps_that_differ_widely_are_inconclusive() -> None:
     verdict = judge(made_up(data=by_trial(1.0, 2.0, 3.0, 1.0, 2.0), computing=0.1))
     assert verdict.bound == "unclear"
     assert verdict.sentence.startswith(
@@ -121,7 +121,7 @@ def test_steps_that_differ_widely_are_not_enough_evidence() -> None:
     )
 
 
-def test_ranks_that_are_slow_in_turn_are_not_one_slow_rank() -> None:
+def test_ranks_that_are_slow_in_turn_are_no_straggler() -> None:
     verdict = judge(made_up(ranks=2, computing=lambda rank, trial: 1.0 if rank == trial % 2 else 0.3))
     assert verdict.bound == "unclear"
     assert "the straggler changes from trial to trial" in verdict.sentence
@@ -162,34 +162,34 @@ def test_a_batch_twice_as_large_that_costs_hardly_more_says_host(double: float, 
     assert judge(made_up(computing=1.0, phases={"double": double})).bound == bound
 
 
-def test_reading_is_not_refined() -> None:
+def test_data_loading_is_not_refined() -> None:
     assert judge(made_up(data=0.8, computing=0.2, work=work(host_share=0.9))).bound == "data loading"
 
 
-def test_lines_that_synchronise_are_in_the_evidence() -> None:
+def test_lines_that_synchronise_are_in_the_measurements() -> None:
     counted = work(host_share=0.7, synchronisations=12, synchronises_at=("model.py:12, 12 a step",))
     verdict = judge(made_up(computing=1.0, work=counted))
     assert (
         "bound by the host: the device is idle for 70% of the compute time; the host synchronizes with it 12 times"
         in (verdict.sentence)
     )
-    assert "the host synchronizes with the device 12 times a step: model.py:12, 12 a step" in verdict.evidence
+    assert "the host synchronizes with the device 12 times a step: model.py:12, 12 a step" in verdict.measurements
     assert verdict.suggestions[0].overrides == ()
     assert "model.py:12" in verdict.suggestions[0].why
 
 
-def test_a_small_batch_is_told_as_such() -> None:
+def test_a_small_batch_is_named_as_the_cause() -> None:
     verdict = judge(made_up(computing=1.0, phases={"double": 1.1}))
     assert verdict.sentence.startswith("bound by the host: 90% of the compute time does not depend on the batch")
     assert verdict.gain == pytest.approx(10.0)
 
 
-def test_time_outside_of_all_parts_is_told_as_such() -> None:
+def test_time_outside_of_all_parts_is_named() -> None:
     sentence = judge(made_up(computing=0.2, rest=0.8)).sentence
     assert sentence.startswith("bound by the host: 80% of a step is outside of data loading, compute and communication")
 
 
-def test_memory_may_win_down_to_the_least_bytes() -> None:
+def test_the_gain_of_memory_is_limited_by_the_least_bytes() -> None:
     verdict = judge(made_up(computing=1.0, work=work(bytes_moved=0.8, least_bytes=0.25), ceilings=UNIT))
     assert verdict.sentence.startswith(
         "bound by memory bandwidth: 100% of a step is compute, and 80% of that is memory traffic"
@@ -197,11 +197,11 @@ def test_memory_may_win_down_to_the_least_bytes() -> None:
     assert verdict.gain == pytest.approx(4.0)
 
 
-def test_computing_may_win_up_to_the_ceiling() -> None:
+def test_the_gain_of_compute_is_limited_by_the_peak() -> None:
     assert judge(made_up(computing=1.0, work=work(flops=0.5), ceilings=UNIT)).gain == pytest.approx(2.0)
 
 
-def test_computing_without_a_ceiling_promises_nothing() -> None:
+def test_compute_without_a_measured_peak_has_no_gain() -> None:
     verdict = judge(made_up(computing=1.0))
     assert verdict.gain is None
     assert "at most" not in verdict.sentence
@@ -227,14 +227,14 @@ def test_a_suggestion_that_changes_learning_is_marked() -> None:
 def test_partial_measurements_are_judged_without_a_division_by_zero(found: Measurement) -> None:
     verdict = judge(found)
     assert verdict.sentence
-    json.dumps(verdict.plain())
+    json.dumps(verdict.content())
 
 
-def test_no_step_is_no_evidence() -> None:
+def test_without_a_step_there_are_no_measurements() -> None:
     assert judge(made_up(seconds={}, parts={})).sentence.startswith("inconclusive: no whole step was measured")
 
 
-def test_the_evidence_has_the_numbers() -> None:
+def test_the_measurements_have_the_numbers() -> None:
     found = made_up(
         ranks=2,
         data=0.1,
@@ -244,7 +244,7 @@ def test_the_evidence_has_the_numbers() -> None:
         work=work(flops=0.2, bytes_moved=0.1),
         ceilings=UNIT * 2,
     )
-    assert list(judge(found).evidence) == [
+    assert list(judge(found).measurements) == [
         "a step takes 800 ms (spread 0% over 5 trials): "
         "data loading 12%, compute 62%, communication 25%, straggler 0%, other 0%",
         "loading a batch takes 300 ms alone; 100 ms are exposed in a step, 200 ms are hidden",

@@ -42,7 +42,7 @@ LARGE = [
 
 
 def words(found: Found) -> str:
-    return "\n".join([f"{found.case.name}: {found.bound}", found.sentence, *found.evidence])
+    return "\n".join([f"{found.case.name}: {found.bound}", found.sentence, *found.measurements])
 
 
 def test_large_faults_are_found_on_two_ranks() -> None:

@@ -1,4 +1,4 @@
-"""The search of `tutti tune`: what was tried, what was kept and why, and what is tried next."""
+"""The search of `tutti tune`: which changes were tried, which were kept and why, and which is tried next."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -20,7 +20,7 @@ _AT_START = ("runtime.binding",)  # what ranks do once, before anything is measu
 
 @dataclass(frozen=True)
 class TriedChange:
-    """One thing that was tried on top of what had been kept; the first is the recipe as it is."""
+    """One change that was tried in addition to those kept before; the first entry is the unchanged recipe."""
 
     overrides: tuple[str, ...]
     why: str
@@ -28,7 +28,7 @@ class TriedChange:
     after: Figure | None  # None where it failed
     kept: bool
     outcome: str
-    verdict: str  # the sentence on the best so far, after this change
+    verdict: str  # the sentence about the best configuration so far, after this change
 
     @property
     def name(self) -> str:
@@ -36,13 +36,13 @@ class TriedChange:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast it is."""
+        """The speed-up of this change, as a factor."""
         if self.before is None or self.after is None or not self.before.median:
             return None
         return self.after.median / self.before.median
 
-    def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+    def content(self) -> dict[str, Any]:
+        """The change as it is written to `tune.json`."""
         speeds = {name: figure and list(figure.trials) for name, figure in vars(self).items() if name in _SPEEDS}
         return vars(self) | speeds | {"gain": self.gain, "samples_per_second": self.after and self.after.median}
 
@@ -51,7 +51,7 @@ _SPEEDS = ("before", "after")
 
 
 class GreedySearch:
-    """Begins with a recipe as it is; every change is judged against the best so far."""
+    """Starts with an unchanged recipe, and compares every change with the best configuration so far."""
 
     def __init__(self, first: Measurement, allow: Collection[str] = ()) -> None:
         self._allow = allow
@@ -64,30 +64,30 @@ class GreedySearch:
 
     @property
     def speed(self) -> Figure:
-        """Samples a second of the best so far."""
+        """Samples per second of the best configuration so far."""
         return self.verdict.shares.samples_per_second
 
     @property
     def gain(self) -> float:
-        """How many times as fast the best is as the first."""
+        """The speed-up of the best configuration over the unchanged recipe, as a factor."""
         first = self.tried[0].after
         return self.speed.median / first.median if first and first.median else 1.0
 
     def next(self) -> Suggestion | None:
-        """What to try: against what bounds the best so far, then against its other parts.
+        """The change to try next: first for what limits the best configuration, then for its other parts.
 
-        When all has been tried once, what did not help before the last change may help after it.
+        When all changes have been tried, those that did not help before the last kept change are tried again.
         """
         open_ones = [each for each in self._candidates() if self._can_try(each)]
         new = [each for each in open_ones if each.overrides not in self._tried]
         return next(iter(new or [each for each in open_ones if self._may_help_now(each)]), None)
 
     def overrides_with(self, suggestion: Suggestion) -> tuple[str, ...]:
-        """All that is set when a suggestion is tried."""
+        """All overrides with which a suggestion is tried."""
         return _texts(self.kept | _values(suggestion.overrides))
 
     def note(self, suggestion: Suggestion, found: Measurement | str) -> TriedChange:
-        """Keep a suggestion that helps; `found` is what was measured, or why that failed."""
+        """Record a suggestion that was tried; it is kept if it helps. `found` is its measurement, or why it failed."""
         before = self.speed
         self._tried[suggestion.overrides] = (self._changes, isinstance(found, str))
         self._measured.append(self.kept | _values(suggestion.overrides))
@@ -103,7 +103,7 @@ class GreedySearch:
         return self._add(suggestion, before, after, kept, outcome)
 
     def left(self) -> list[str]:
-        """What is suggested for the best but was not tried here, and how to."""
+        """Suggestions for the best configuration that were not tried, and how to try them."""
         return list(dict.fromkeys(filter(None, map(self._why_not, self._candidates()))))
 
     def _add(self, tried: Suggestion, before: Figure, after: Figure | None, kept: bool, outcome: str) -> TriedChange:
@@ -143,7 +143,7 @@ class GreedySearch:
 
 
 def compare(before: Figure, after: Figure) -> tuple[bool, str]:
-    """Whether it is faster by more than the spread of the trials, and how to say that."""
+    """Whether a change is faster by more than the spread of the trials, and its outcome in words."""
     noise = max(math.hypot(before.spread, after.spread), _LEAST_GAIN * before.median)
     more = after.median - before.median
     if more > noise:

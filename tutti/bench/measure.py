@@ -291,7 +291,7 @@ def bench(
             found.append(_measure(session, variant, trials, seconds, lambda text, label=label: tell(label + text)))
             verdicts.append(judge(found[-1]))
             if session.group.is_first:
-                more: dict[str, Any] = {"verdicts": [each.plain() for each in verdicts]}
+                more: dict[str, Any] = {"verdicts": [each.content() for each in verdicts]}
                 write_measurements(session.folder.path / RESULT, found, more)
         return Bench(session.folder, found, verdicts)
 

@@ -22,11 +22,11 @@ from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
 from tutti.train.build import agreed
 
-MARK = "# Made by tutti tune"
+FIRST_LINE = "# Made by tutti tune"
 
 
 def check_target(path: Path, recipe: str) -> None:
-    """Refuse to write over what is not ours, or where nothing can be written."""
+    """Refuse to overwrite a file that tutti tune did not write, and a folder that cannot be written."""
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--write {path}: expected a name that ends in .yaml.")
     if path.exists() and path.resolve() == find(recipe)[0].resolve():
@@ -50,7 +50,7 @@ def show_recipe(
     """The text of the tuned recipe, for a file in a folder."""
     first, last = (figure.median if figure else 0.0 for figure in (search.tried[0].after, search.speed))
     speeds = f"{units.number(first)} -> {units.number(last)} samples/s, {search.gain:.2f} times as fast"
-    lines = [f"{MARK} from {recipe}: {speeds}.", *(f"#   {name}: {value}" for name, value in conditions.items())]
+    lines = [f"{FIRST_LINE} from {recipe}: {speeds}.", *(f"#   {name}: {value}" for name, value in conditions.items())]
     notes: dict[str, str] = {text.partition("=")[0]: "given on the command line" for text in given}
     for change in search.tried[1:]:
         if change.kept:
@@ -111,12 +111,12 @@ def _leaf(key: str, value: Any) -> str:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text().startswith(MARK)
+        return path.read_text().startswith(FIRST_LINE)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-RESULT, RECIPE, PICTURE = "tune.json", "tuned.yaml", "ladder.png"
+RESULT, RECIPE, PICTURE = "tune.json", "tuned.yaml", "tune.png"
 _TRIALS = 5
 _CHANGES = 20  # that should fit into the time
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 15.0  # of the trials of a change
@@ -140,16 +140,16 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came out."""
+    """The result of tuning."""
 
     search: GreedySearch
     folder: RunFolder
     recipe: Path
-    spent: bool  # the time, before all was tried
+    spent: bool  # the time was over before all changes were tried
 
 
 class Budget:
-    """Whether there is time for another change, which takes as long as the longest of the last three."""
+    """The time left for trying changes; the next one is expected to take as long as the longest of the last three."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -158,7 +158,7 @@ class Budget:
         self._costs: list[float] = []
 
     def lap(self) -> None:
-        """A change has ended."""
+        """Record that a change has been tried."""
         now = self._clock()
         self._costs.append(now - self._last)
         self._last = now
@@ -196,14 +196,14 @@ def tune(
 
 
 def _choose(session: Session, search: GreedySearch, budget: Budget) -> Suggestion | None:
-    """Rank 0 decides: the others' clocks and processors may differ."""
+    """The next change, chosen by rank 0: clocks and processors of other ranks may differ."""
     return session.group.from_first(None if budget.is_spent else search.next())
 
 
 def _try(
     session: Session, asked: TuneRequest, overrides: tuple[str, ...], chosen: Suggestion, tell: Tell
 ) -> Measurement | str:
-    """Measure a change, or say why that is not possible, on all ranks the same."""
+    """Measure a change, or return why it cannot be measured; the same on all ranks."""
     try:
         try:
             config = resolve(asked.recipe, overrides).config
@@ -236,7 +236,7 @@ def _keep(
     found: list[Measurement],
     show: Callable[[TriedChange], None],
 ) -> None:
-    """Write what is known by now, so that nothing is lost when it ends here."""
+    """Write the results so far, so that nothing is lost if tuning is interrupted."""
     if not session.group.is_first:
         return
     show(search.tried[-1])
@@ -247,7 +247,7 @@ def _keep(
         "allowed": list(asked.allow),
         "gain": search.gain,
         "kept": search.kept,
-        "rungs": [change.plain() for change in search.tried],
+        "rungs": [change.content() for change in search.tried],
     }
     write_measurements(session.folder.path / RESULT, found, more)
     segment = session.record.content["segments"][-1]

@@ -1,4 +1,4 @@
-"""What limits the speed of a recipe: one sentence to act on, and the numbers that it rests on."""
+"""What limits the throughput of a recipe: one sentence with a suggestion, and the numbers behind it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _NOTABLE = 0.05  # of a step
 
 
 def describe_step(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    """The measured numbers of a step as sentences, the most telling first."""
+    """The measured numbers of a step as sentences, the most important first."""
     if not shares.whole.median:
         return
     trials = len(shares.whole.trials)
@@ -123,13 +123,13 @@ def host_share(measurement: Measurement, shares: Shares) -> float:
 
 Bound = Literal["data loading", "compute", "communication", "straggler", "host", "memory", "balanced", "unclear"]
 _STORED = {part.value: part.share_key for part in SHARES} | {StepPart.STRAGGLER.value: "slow rank"}  # in bench.json
-_LEAD = 0.1  # of a step: parts that are closer are balanced
-_NOISE = 0.4  # of a step: trials that differ more say nothing
-_DISSENT = 0.25  # of the trials may find another part the largest, by more than the lead
+_LEAD = 0.1  # of a step: parts that differ by less are balanced
+_NOISE = 0.4  # of a step: no conclusion from trials that differ by more
+_MOST_DIFFERING = 0.25  # of the trials may have another largest part, by more than the lead
 _HALF = 0.5
-_MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # a GPU runs dry at each; on a CPU they are work of the host
+_MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # each drains the queue of a GPU; on a CPU they are work of the host
 _HIGH_HOST_SHARE = 0.3
-# Of the compute time: memory traffic at the speed of large copies, which other operators stay below.
+# Of the compute time: memory traffic at the bandwidth of large copies, which other operators do not reach.
 _MOVED = 0.4
 _MOVED_ANYWAY = 0.2  # where most of a step does not depend on the batch: weights are what is moved
 
@@ -140,17 +140,17 @@ class Verdict:
 
     bound: Bound
     sentence: str
-    evidence: tuple[str, ...]
+    measurements: tuple[str, ...]  # the measured numbers as sentences
     gain: float | None  # at most, as a factor of speed
     suggestions: tuple[Suggestion, ...]
     shares: Shares
 
-    def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
+    def content(self) -> dict[str, Any]:
+        """The verdict as it is written to `bench.json`."""
         return {
             "bound": _STORED.get(self.bound, self.bound),
             "sentence": self.sentence,
-            "evidence": list(self.evidence),
+            "evidence": list(self.measurements),
             "gain": self.gain,
             "suggestions": [vars(each) for each in self.suggestions],
             "shares": {_STORED[name]: self.shares.share(name) for name in self.shares.path},
@@ -165,8 +165,8 @@ def judge(measurement: Measurement) -> Verdict:
     suggestions = suggest(measurement, refined, shares)
     gain = _gain(measurement, shares, refined)
     sentence = "; ".join(_clauses(measurement, shares, refined, doubt, gain, suggestions))
-    evidence = tuple(describe_step(measurement, shares))
-    return Verdict(refined, sentence, evidence, gain, tuple(suggestions), shares)
+    measurements = tuple(describe_step(measurement, shares))
+    return Verdict(refined, sentence, measurements, gain, tuple(suggestions), shares)
 
 
 def _find_bound(shares: Shares) -> tuple[Bound, str]:
@@ -179,7 +179,7 @@ def _find_bound(shares: Shares) -> tuple[Bound, str]:
         return "unclear", f"the interquartile range of {len(whole.trials)} trials is {spread}"
     names = largest(shares)
     first, second = (shares.path[_part(name)] for name in names[:2])
-    if _dissent(shares, first):
+    if _trials_differ(shares, first):
         return "unclear", "the largest part of a step changes from trial to trial"
     lead = first - second
     if lead.median < _LEAD * whole.median:
@@ -195,16 +195,16 @@ def _part(name: str) -> StepPart:
     return StepPart.OTHER if name == "host" else StepPart(name)
 
 
-def _dissent(shares: Shares, first: Figure) -> bool:
-    """Whether too many trials find another part the largest, by more than closeness explains."""
+def _trials_differ(shares: Shares, first: Figure) -> bool:
+    """Returns whether another part is the largest in too many trials, by more than the lead of balanced parts."""
     least = _LEAD * shares.whole.median
     others = [figure for figure in shares.path.values() if figure is not first]
     found = [max(parts) - ours > least for ours, *parts in zip(first.trials, *(o.trials for o in others), strict=True)]
-    return sum(found) > _DISSENT * len(found)
+    return sum(found) > _MOST_DIFFERING * len(found)
 
 
 def _always_the_same(shares: Shares) -> bool:
-    return shares.slowest_in.count(shares.slowest) >= (1 - _DISSENT) * len(shares.slowest_in)
+    return shares.slowest_in.count(shares.slowest) >= (1 - _MOST_DIFFERING) * len(shares.slowest_in)
 
 
 def refine(measurement: Measurement, shares: Shares) -> Bound:

@@ -97,7 +97,7 @@ def _show(found: "Bench") -> None:
         for note in measurement.notes:
             print(f"note: {label}{note}")
         if not measurement.name:
-            print("\n".join(["", *(f"  {line}" for line in verdict.evidence), ""]))
+            print("\n".join(["", *(f"  {line}" for line in verdict.measurements), ""]))
         print(f"{label}{verdict.sentence}")
         for other in verdict.suggestions if not measurement.name else ():
             print(f"  {other.line}")

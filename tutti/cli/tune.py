@@ -66,7 +66,7 @@ def _tune(
 
     def work(placement: Placement, folder: RunFolder | None) -> Any:
         from tutti.bench.tune import TuneRequest
-        from tutti.bench.tune import tune as climb
+        from tutti.bench.tune import tune as tune_recipe
 
         asked = TuneRequest(recipe, tuple(overrides), minutes, tuple(allow), write)
         if placement.rank == 0:
@@ -75,7 +75,7 @@ def _tune(
             )
             print(f"tuning {config.recipe} for at most {units.count(minutes, 'minute')}; {changes}\n", flush=True)
         with StatusLine(placement) as tell:
-            tuned = climb(asked, placement, folder, tell, _show_rung)
+            tuned = tune_recipe(asked, placement, folder, tell, _show_change)
         if placement.rank == 0:
             _show(tuned, asked.recipe)
         return tuned
@@ -93,38 +93,38 @@ def _check(config: RunConfig, minutes: float, allow: list[str]) -> None:
         raise ConfigError(f"framework={config.framework} cannot be tuned: expected torch. Set framework=torch.")
 
 
-def _show_rung(rung: TriedChange) -> None:
+def _show_change(change: TriedChange) -> None:
     """Print a line for a change that was tried, and the new verdict if it was kept."""
-    print(_line(rung), flush=True)
-    if rung.kept:
-        print(f"    {rung.verdict}", flush=True)
+    print(_line(change), flush=True)
+    if change.kept:
+        print(f"    {change.verdict}", flush=True)
 
 
-def _line(rung: TriedChange) -> str:
-    if rung.before is None and rung.after is not None:
-        spread = f"spread {units.percent(rung.after.relative_spread)}"
-        return f"{rung.name}: {units.number(rung.after.median)} samples/s ({spread})"
-    if rung.before is None or rung.after is None:
-        return f"{rung.name}: {rung.outcome}"
-    speeds = f"{units.number(rung.before.median)} -> {units.number(rung.after.median)} samples/s"
-    return f"{rung.name}: {speeds}, {rung.gain or 1:.2f} times: {rung.outcome}"
+def _line(change: TriedChange) -> str:
+    if change.before is None and change.after is not None:
+        spread = f"spread {units.percent(change.after.relative_spread)}"
+        return f"{change.name}: {units.number(change.after.median)} samples/s ({spread})"
+    if change.before is None or change.after is None:
+        return f"{change.name}: {change.outcome}"
+    speeds = f"{units.number(change.before.median)} -> {units.number(change.after.median)} samples/s"
+    return f"{change.name}: {speeds}, {change.gain or 1:.2f} times: {change.outcome}"
 
 
 def _show(tuned: "Tuned", recipe: str) -> None:
     """Print all changes, what is left to try, and the path of the tuned recipe."""
     from tutti.bench.tune import PICTURE
-    from tutti.report.bench import draw_ladder
+    from tutti.report.bench import draw_tuning
 
     search = tuned.search
-    titles = ["rung", "overrides", "before", "after", "gain", "outcome"]
+    titles = ["change", "overrides", "before", "after", "gain", "outcome"]
     print()
-    rows = [_row(number, rung) for number, rung in enumerate(search.tried)]
+    rows = [_row(number, change) for number, change in enumerate(search.tried)]
     units.print_table(titles, rows, left=("overrides", "outcome"))
     if tuned.spent:
-        print("\nthe time is spent before all was tried: more with --minutes")
+        print("\nthe time was over before all changes were tried: set a longer one with --minutes")
     left = search.left()
     print("\n".join(["", "not tried here:", *(f"  {line}" for line in left)]) if left else "", flush=True)
-    picture = draw_ladder(search.tried, recipe, tuned.folder.path / PICTURE)
+    picture = draw_tuning(search.tried, recipe, tuned.folder.path / PICTURE)
     print(f"{search.gain:.2f} times as fast as {recipe}: {' '.join(_kept(tuned)) or 'nothing helped'}")
     print(f"tuned recipe: {tuned.recipe}\npicture:      {picture}\nrun folder:   {tuned.folder.path}", flush=True)
 
@@ -133,6 +133,6 @@ def _kept(tuned: "Tuned") -> list[str]:
     return [f"{key}={value}" for key, value in tuned.search.kept.items()]
 
 
-def _row(number: int, rung: TriedChange) -> list[str]:
-    before, after = (units.number(figure.median) if figure else "" for figure in (rung.before, rung.after))
-    return [str(number), rung.name, before, after, f"{rung.gain:.2f}" if rung.gain else "", rung.outcome]
+def _row(number: int, change: TriedChange) -> list[str]:
+    before, after = (units.number(figure.median) if figure else "" for figure in (change.before, change.after))
+    return [str(number), change.name, before, after, f"{change.gain:.2f}" if change.gain else "", change.outcome]

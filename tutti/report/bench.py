@@ -1,4 +1,4 @@
-"""Pictures of measurements: bench.png, ladder.png and collectives.png."""
+"""Pictures of measurements: bench.png, tune.png and collectives.png."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -131,22 +131,25 @@ def _folded(name: str) -> str:
     return "\n".join(lines)
 
 
-def draw_ladder(rungs: Sequence[TriedChange], recipe: str, path: Path) -> Path:
-    """A bar for each rung, from the top down, with the middle half of its trials; those that failed have none."""
-    figure, axes = plt.subplots(figsize=(9, 0.42 * len(rungs) + 1.4), layout="constrained")
-    most = max((rung.after.quartiles[1] for rung in rungs if rung.after), default=1.0) or 1.0
-    for place, rung in enumerate(rungs):
-        speed = rung.after.median if rung.after else 0.0
-        axes.barh(place, speed, color=BLUE if rung.kept else LIGHT_GREY, hatch="" if rung.kept else "//")
-        low, high = rung.after.quartiles if rung.after else (0.0, 0.0)
-        if rung.after:
+def draw_tuning(changes: Sequence[TriedChange], recipe: str, path: Path) -> Path:
+    """A bar for each change, in the order of trial, with the interquartile range; changes that failed have none."""
+    figure, axes = plt.subplots(figsize=(9, 0.42 * len(changes) + 1.4), layout="constrained")
+    most = max((change.after.quartiles[1] for change in changes if change.after), default=1.0) or 1.0
+    for place, change in enumerate(changes):
+        speed = change.after.median if change.after else 0.0
+        axes.barh(place, speed, color=BLUE if change.kept else LIGHT_GREY, hatch="" if change.kept else "//")
+        low, high = change.after.quartiles if change.after else (0.0, 0.0)
+        if change.after:
             axes.plot([low, high], [place, place], color="black", lw=1.2, marker="|", ms=6)
-        words = [f"{rung.gain:.2f} x" if rung.gain else "", rung.outcome if len(rung.outcome) < 40 else "failed"]
+        words = [
+            f"{change.gain:.2f} x" if change.gain else "",
+            change.outcome if len(change.outcome) < 40 else "failed",
+        ]
         axes.annotate("  " + "  ".join(filter(None, words)), (max(speed, high), place), va="center", fontsize=8)
-    axes.set_yticks(range(len(rungs)), [rung.name for rung in rungs], fontsize=8)
+    axes.set_yticks(range(len(changes)), [change.name for change in changes], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.4 * most)
-    axes.set(xlabel="samples/s of all ranks", title=f"{recipe}: each rung on top of those kept")
+    axes.set(xlabel="samples/s of all ranks", title=f"{recipe}: each change in addition to those kept")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
