@@ -8,7 +8,8 @@ import pytest
 
 import tutti
 from tutti.config.load import resolve, resolve_values
-from tutti.doctor.facts import data_paths, digest_of_module, read_limits, read_memory, state_of, user_code
+from tutti.doctor.facts import data_paths, digest_of_module, read_limits, state_of, user_code
+from tutti.ranks.cores import read_memory
 from tutti.ranks.fingerprint import digest_of_package, fingerprint, own_code
 
 

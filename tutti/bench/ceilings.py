@@ -1,4 +1,4 @@
-"""What a rank's device gives at most: matrix products and copies, measured where the rank runs."""
+"""Peaks of a rank's device: FLOP/s of matrix products and bandwidth of copies, measured by the rank."""
 
 import os
 import time
@@ -23,15 +23,15 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def measure_ceilings(device: torch.device, precision: str) -> Ceilings:
-    """The best of several large products and copies, with the threads that torch has here.
+    """The fastest of several large matrix products and copies, with the present number of threads.
 
-    It allocates a few hundred megabytes: peaks of memory are to be read before.
+    It allocates a few hundred megabytes: read peaks of memory before.
     """
     return Ceilings(_product_rate(device, precision), _copy_rate(device))
 
 
 def cache_bytes(device: torch.device, local_ranks: int) -> int:
-    """What fits into the last cache before memory, of which ranks on one host's CPU have equal parts."""
+    """The bytes of last-level cache for each rank; ranks on the CPU of one host have equal shares."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     caches = read_caches(_CACHES, sorted(os.sched_getaffinity(0)))
@@ -42,7 +42,7 @@ def cache_bytes(device: torch.device, local_ranks: int) -> int:
 
 
 def read_caches(folder: Path, cores: list[int]) -> list[int]:
-    """Bytes of every last-level cache of the given cores, as Linux describes them below a folder."""
+    """Bytes of every last-level cache of the given cores, from the files of Linux in a folder."""
     found: dict[str, int] = {}
     for core in cores:
         levels = [_describe(path) for path in (folder / f"cpu{core}" / "cache").glob("index*")]

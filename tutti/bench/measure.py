@@ -29,7 +29,7 @@ from tutti.runs.step_parts import StepPart
 from tutti.train.build import agreed
 
 _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
-_WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # of the time, where a phase has not 1
+_WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # share of the time of a phase; 1 for others
 _ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
 
 Tell = Callable[[str], None]
@@ -37,7 +37,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class _Log:
-    """What the trials gave on this rank."""
+    """The results of the trials on this rank."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     parts: dict[str, list[float]] = field(default_factory=dict)
@@ -54,9 +54,9 @@ def measure(
     seconds: float = 20.0,
     tell: Tell = lambda _: None,
 ) -> Measurement:
-    """Measure a recipe; every rank enters and gets the same. What is wrong with it is raised on all ranks.
+    """Measure a recipe; every rank must call this and gets the same result, or the same error.
 
-    `seconds` is about what the trials take in all; the start, the warm-up and long steps come on top of it.
+    `seconds` is about the time of all trials, without the start and the warm-up.
     """
     all_marked = config.log.model_copy(update={"phases": True, "every_steps": 1})
     tell("building")
@@ -78,7 +78,7 @@ def measure(
 
 
 def _calibrate(session: Session, workload: Workload, trials: int, seconds: float, tell: Tell) -> Mapping[str, int]:
-    """Warm every phase up, and find how many steps of it make a trial."""
+    """Warm up every phase, and choose its number of steps in a trial."""
     steps: dict[str, int] = {}
     phases = workload.phases()
     unit = seconds / trials / sum(_WEIGHTS.get(phase, 1.0) for phase in phases)
@@ -87,17 +87,17 @@ def _calibrate(session: Session, workload: Workload, trials: int, seconds: float
         _block(session, workload, phase, 1)
         taken, _ = _block(session, workload, phase, _LEAST_STEPS)
         slowest = max(session.group.gather(taken))
-        wish = int(unit * _WEIGHTS.get(phase, 1.0) / max(slowest, 1e-9))
-        steps[phase] = min(max(wish, _LEAST_STEPS), _MOST_STEPS)
-    _forget_peak(session.device)
+        wanted = int(unit * _WEIGHTS.get(phase, 1.0) / max(slowest, 1e-9))
+        steps[phase] = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
+    _reset_peak(session.device)
     return steps
 
 
 def _block(session: Session, workload: Workload, phase: str, steps: int) -> tuple[float, dict[StepPart, float]]:
-    """Seconds a step on this rank, and its parts as marked; ranks begin together."""
+    """Seconds per step on this rank, in all and by part; ranks begin together."""
     with ExitStack() as stack:
         step = agreed(session.group, functools.partial(_begin, workload, phase, stack))
-        session.group.sum(torch.zeros(1))  # all ranks are here
+        session.group.sum(torch.zeros(1))  # a barrier
         workload.learner.timer.lap(0)
         began = time.perf_counter()
         for _ in range(steps):
@@ -109,7 +109,7 @@ def _block(session: Session, workload: Workload, phase: str, steps: int) -> tupl
 
 
 def _begin(workload: Workload, phase: str, stack: ExitStack) -> Step:
-    """The step of a phase, made once: what is wrong with it shows here, where ranks agree."""
+    """The step of a phase, after one call: its errors are raised here, where ranks agree on them."""
     try:
         step = stack.enter_context(workload.phases()[phase]())
         step()
@@ -128,20 +128,20 @@ def _note_parts(log: _Log, whole: float, parts: Mapping[StepPart, float]) -> Non
         log.parts.setdefault(part.key, []).append(value)
 
 
-def _forget_peak(device: torch.device) -> None:
+def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """The most memory used so far: of the GPU since it was forgotten, or of the process."""
+    """The peak memory: of the GPU since the last reset, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
-    """All ranks at once: those of a host share its memory."""
+    """The measured peaks of every rank; all ranks measure at once, since those of a host share its memory."""
     conditions = (str(session.device), config.precision, torch.get_num_threads())
     if conditions not in _ceilings:
         session.group.sum(torch.zeros(1))
@@ -150,7 +150,7 @@ def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
 
 
 def _count(session: Session, workload: Workload, log: _Log) -> Work | None:
-    """The same step on every rank; what rank 0 counts stands for all."""
+    """The work of a step as rank 0 counts it; every rank must call this."""
     learner = workload.learner
     cache = cache_bytes(session.device, session.placement.local_size)
     work: Work | None = None
@@ -209,7 +209,7 @@ def _by_rank(logs: list[dict[str, list[float]]]) -> Times:
 
 
 def _sources(config: RunConfig, device: torch.device) -> tuple[str, ...]:
-    """Where else the data may be kept, the fastest first."""
+    """Other values of data.source for this device, the fastest first."""
     given: Any = config.data
     if not hasattr(given, "source"):
         return ()
@@ -231,7 +231,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a measurement came to."""
+    """Measurements of all variants, with a verdict for each."""
 
     folder: RunFolder
     found: Sequence[Measurement]
@@ -239,7 +239,7 @@ class Bench:
 
 
 def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> list[Variant]:
-    """The variants of a YAML file, each on top of the command line's overrides; without a file, the recipe as it is."""
+    """The variants of a YAML file, each applied after the overrides of the command line; without a file, the recipe."""
     own = Variant("", (), resolve(recipe, overrides).config)
     if path is None:
         return [own]
@@ -262,9 +262,9 @@ def read_variants(path: Path | None, recipe: str, overrides: Sequence[str]) -> l
 
 
 def check(variants: Sequence[Variant], ranks: int, trials: int, seconds: float) -> None:
-    """Refuse what is wrong before ranks are started."""
+    """Check the input before ranks are started."""
     if trials < 2:
-        raise ConfigError(f"--trials {trials}: expected 2 or more, since one says nothing about the spread. Try 5.")
+        raise ConfigError(f"--trials {trials}: expected 2 or more, so that there is a spread. Try 5.")
     if not seconds > 0:
         raise ConfigError(f"--seconds {seconds:g}: expected a number above 0. Try 20.")
     for variant in variants:
@@ -283,7 +283,7 @@ def bench(
     seconds: float,
     tell: Tell,
 ) -> Bench:
-    """Measure all variants and judge each; every rank enters and gets the same."""
+    """Measure all variants, with a verdict for each; every rank must call this and gets the same."""
     with open_session("bench", variants[0].config, placement, folder) as session:
         found, verdicts = [], []
         for variant in variants:

@@ -1,7 +1,4 @@
-"""What a measurement of a recipe gives: seconds a step by phase, rank and trial, with all its conditions.
-
-Light: what reads a result on a login node imports no torch.
-"""
+"""The measurement of a recipe: seconds per step by phase, rank and trial, with its conditions; read without torch."""
 
 import dataclasses
 import json
@@ -14,7 +11,7 @@ from tutti.errors import ConfigError
 from tutti.runs.files import list_in, read_json, to_dataclass, write_durably
 from tutti.runs.step_parts import TIMED, StepPart
 
-# Measured one by one, in every trial in this order.
+# Measured one after another in every trial, in this order.
 PHASES = {
     "read": "data loading alone",
     "copy": "a batch copied from the host to the GPU",
@@ -31,20 +28,20 @@ Times = Mapping[str, tuple[tuple[float, ...], ...]]  # by phase or part: [rank][
 
 @dataclass(frozen=True)
 class Work:
-    """What a step of one rank asks of its device, counted in a few steps of their own."""
+    """The work of a step on one rank, counted in a few additional steps."""
 
     flops: float  # of matrix products and convolutions
     bytes_moved: float  # read and written by operators that do not fit into the cache, if nothing were fused
-    least_bytes: float  # weights, gradients, optimizer state and batch, each as often as it must be
+    least_bytes: float  # weights, gradients, optimizer state and batch, each as often as necessary
     operators: int
-    synchronisations: int  # .item() and the like: the host reads a number from the device
+    synchronisations: int  # .item() and the like, where the host waits for the device
     synchronises_at: tuple[str, ...] = ()  # "model.py:12, 3 a step"
-    host_share: float | None = None  # of the compute time, in which the device is idle; None where it is not known
+    host_share: float | None = None  # share of the compute time in which the device is idle; None if unknown
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a rank's device gives at most, measured there while the other ranks measure theirs."""
+    """The measured peaks of a rank's device, while the other ranks measure theirs."""
 
     flops_per_second: float  # of large matrix products in the recipe's precision
     bytes_per_second: float  # of copies far larger than the caches, reads and writes added
@@ -52,14 +49,14 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One recipe as it is, or one variant of it."""
+    """The measurement of a recipe or of a variant of it."""
 
     name: str
     overrides: tuple[str, ...]
     settings: Mapping[str, Any]  # the whole configuration, in the words of a recipe
     ranks: int
     hosts: tuple[str, ...]  # of all ranks, in their order
-    cores: int  # of the host, that this process may use
+    cores: int  # of rank 0's host that its process may use
     local_ranks: int  # on rank 0's host
     device: str  # cpu or cuda
     device_name: str
@@ -72,8 +69,8 @@ class Measurement:
     seconds: Times  # by phase; phases that do not exist here (copy on a CPU, exchange on one rank) are left out
     parts: Times
     peak_bytes: tuple[int, ...]  # by rank: of the GPU's memory, or of the process
-    batches_are_samples: bool = False  # the dataset makes samples one by one, which loader processes can share
-    sources: tuple[str, ...] = ()  # values of data.source that the dataset offers and this device can use
+    batches_are_samples: bool = False  # the dataset returns single samples, which loader processes can load in parallel
+    sources: tuple[str, ...] = ()  # values of data.source that the dataset has and this device can use
     work: Work | None = None
     ceilings: tuple[Ceilings, ...] = ()  # by rank
     notes: tuple[str, ...] = field(default=())
@@ -84,7 +81,7 @@ class Measurement:
 
 
 def write_measurements(path: Path, found: Sequence[Measurement], more: Mapping[str, Any]) -> None:
-    """Keep measurements, and what was concluded from them, as JSON."""
+    """Write measurements and the conclusions from them as JSON."""
     content = {"format": 1, "measurements": [dataclasses.asdict(each) for each in found], **more}
     write_durably(path, json.dumps(content, indent=1) + "\n")
 

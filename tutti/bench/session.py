@@ -1,4 +1,4 @@
-"""Ranks that have met to measure something: who they are, what they run on, and the folder of what they find."""
+"""The ranks of a measurement: their process group, device, run folder and record."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ class Session:
     record: Record  # rank 0 writes it
 
     def say(self, text: str = "") -> None:
-        """A line on the screen, by rank 0."""
+        """Print a line on rank 0."""
         if self.group.is_first:
             print(text, flush=True)
 
@@ -40,9 +40,9 @@ class Session:
 def open_session(
     kind: str, config: RunConfig, placement: Placement, folder: RunFolder | None = None
 ) -> Iterator[Session]:
-    """Meet the other ranks, open the folder and its record, and close all that whatever happens.
+    """Join the other ranks, and create the run folder and its record; both are closed when the context ends.
 
-    A wrong input that a rank finds leaves no folder behind; every other failure is in the record.
+    An error in the input removes the folder; every other failure is written to the record.
     """
     with joined(config.runtime, placement) as rank:
         group, machine = rank.group, rank.machine
@@ -62,7 +62,7 @@ def open_session(
 
 @contextmanager
 def _ended(session: Session) -> Iterator[None]:
-    """Close the record with how it ended."""
+    """Write to the record how the measurement ended."""
     is_first = session.group.is_first
     try:
         yield

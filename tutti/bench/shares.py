@@ -1,7 +1,4 @@
-"""The critical path of a step: exposed parts, and what is hidden behind others, from a measurement.
-
-Light: imports no torch.
-"""
+"""The critical path of a step: its exposed parts, and what is hidden behind compute; computed without torch."""
 
 import functools
 import statistics
@@ -11,12 +8,12 @@ from dataclasses import dataclass
 from tutti.bench.results import Measurement
 from tutti.runs.step_parts import COMPUTE, StepPart
 
-_ENOUGH = 0.05  # of a step: what phases that are measured apart may miss of it
+_LEAST_TOLERANCE = 0.05  # of a step, between the sum of phases measured apart and the whole step
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A quantity over trials: its median, and the middle half of the trials as its spread."""
+    """A quantity over trials: its median, and the interquartile range as its spread."""
 
     trials: tuple[float, ...]
 
@@ -40,7 +37,7 @@ class Figure:
         return self.spread / self.median if self.median else 0.0
 
     def map(self, change: Callable[[float], float]) -> "Figure":
-        """The same trials, each changed."""
+        """A function applied to every trial."""
         return Figure(tuple(map(change, self.trials)))
 
     def __add__(self, other: "Figure") -> "Figure":
@@ -59,13 +56,13 @@ class SumCheck:
 
     @property
     def difference(self) -> float:
-        """What the sum is over the step, as a share of it."""
+        """The difference between the sum and the step, as a share of the step."""
         return (self.expected - self.whole).median / self.whole.median if self.whole.median else 0.0
 
     @property
     def tolerance(self) -> float:
         """The spread of the trials as a share of a step, but not less than a twentieth."""
-        return max(_ENOUGH, self.expected.relative_spread + self.whole.relative_spread)
+        return max(_LEAST_TOLERANCE, self.expected.relative_spread + self.whole.relative_spread)
 
     @property
     def adds_up(self) -> bool:
@@ -74,11 +71,11 @@ class SumCheck:
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds a step on the critical path, by part."""
+    """Seconds per step on the critical path, by part."""
 
     whole: Figure
     path: Mapping[StepPart, Figure]  # by SHARES
-    own: tuple[Figure, ...]  # by rank: what it does without the others
+    own: tuple[Figure, ...]  # by rank: data loading and compute, which involve no other rank
     alone: Mapping[str, Figure]  # the phases measured one by one
     slowest: int  # the rank with the longest own time
     slowest_in: tuple[int, ...]  # the same in every trial
@@ -90,17 +87,17 @@ class Shares:
         return self.path[name].median / self.whole.median if self.whole.median else 0.0
 
     def path_share(self, name: str) -> float:
-        """The share of a bottleneck: of the part itself, or of what no part covers where it is the host."""
+        """The share of a bottleneck in a step; that of the host is the time that no part covers."""
         return self.share(StepPart.OTHER if name == "host" else StepPart(name))
 
     def hidden(self, name: StepPart) -> float | None:
-        """Seconds of data loading or communication behind compute; None where it was not measured alone."""
+        """Seconds of data loading or communication that compute hides; None if it was not measured alone."""
         alone = self.alone.get({StepPart.DATA: "read", StepPart.COMMUNICATION: "exchange"}[name])
         return max(0.0, (alone - self.path[name]).median) if alone else None
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer compute takes beside everything else than alone, as a share of it."""
+        """How much longer compute takes in a step than alone, as a share of the time alone."""
         alone = self.alone.get("compute")
         return self.path[StepPart.COMPUTE].median / alone.median - 1 if alone and alone.median else None
 
@@ -114,14 +111,14 @@ class Shares:
 
 @dataclass(frozen=True)
 class Fractions:
-    """How near compute comes to the measured peaks; None where one of the two is not known."""
+    """The fraction of the compute time that the work would take at the measured peaks; None if unknown."""
 
     flops: float | None
     bytes: float | None
 
 
 def find_shares(measurement: Measurement) -> Shares:
-    """The parts of a step in every trial; what was not measured counts as no time."""
+    """The parts of a step in every trial; parts that were not measured count as 0."""
     seconds = measurement.seconds
     ranks = len(seconds.get("whole", ()))
     trials = len(seconds["whole"][0]) if ranks else 0
@@ -135,7 +132,7 @@ def find_shares(measurement: Measurement) -> Shares:
     path = {
         StepPart.DATA: over_ranks(part(StepPart.DATA), statistics.median_low),
         StepPart.COMPUTE: over_ranks(part(*COMPUTE), statistics.median_low),
-        # The rank that comes last waits for nobody: its time is what the exchange itself takes.
+        # The last rank to arrive does not wait: its time is the time of the communication itself.
         StepPart.COMMUNICATION: over_ranks(part(StepPart.COMMUNICATION), min),
         StepPart.STRAGGLER: over_ranks(own, lambda times: max(times) - statistics.median_low(times)),
     }
@@ -175,17 +172,17 @@ def device_seconds(measurement: Measurement, fused: bool | None = None) -> tuple
 
 
 def compiles(measurement: Measurement) -> bool:
-    """Whether operators are fused, so that what they hand on need not pass through memory."""
+    """Returns whether the step is compiled, so that operators are fused and move fewer bytes."""
     return is_on(measurement, measurement.settings.get("speed", {}).get("compile", False))
 
 
 def is_on(measurement: Measurement, switch: object) -> bool:
-    """Whether a switch of the recipe is on for the device."""
+    """Returns whether a switch of the recipe is on for the device."""
     return measurement.device == "cuda" if switch == "gpu" else bool(switch)
 
 
 def over_ranks(times: Sequence[Sequence[float]], combine: Callable[[Sequence[float]], float]) -> Figure:
-    """One number a trial from those of all ranks."""
+    """Combine the times of all ranks into one for each trial."""
     return Figure(tuple(combine(trial) for trial in zip(*times, strict=True)))
 
 

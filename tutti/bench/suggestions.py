@@ -1,7 +1,4 @@
-"""What to change in a recipe, by its bottleneck: overrides, the most promising first.
-
-Light: imports no torch.
-"""
+"""Changes of a recipe for each bottleneck: overrides, the most promising first; computed without torch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +16,7 @@ _MEBIBYTE = 1 << 20
 _SOURCES = ("device", "memory")  # the fastest first
 _BUCKETS = (100, 50, 10)
 _FIRST_BUCKET, _BUCKET = 1, 25  # torch's choice, in MiB
-_SLOWED = 0.2  # compute beside loader processes that take its cores
+_SLOWED = 0.2  # slowdown of compute from which loader processes take too many cores
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Suggestion:
 
     @property
     def text(self) -> str:
-        """The overrides, else the words."""
+        """The overrides, or the advice if there are none."""
         return " ".join(self.overrides) or self.why
 
     @property
@@ -45,7 +42,7 @@ class Suggestion:
 
 
 def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Suggestion]:
-    """What may help against a bottleneck; only what would change something here."""
+    """Suggestions for a bottleneck, without settings that the recipe has already."""
     if bound == "balanced":
         first, second = (list(_RULES[name](measurement, shares)) for name in largest(shares)[:2])
         taken = [each for pair in zip(first, second, strict=False) for each in pair]
@@ -84,8 +81,9 @@ _PLACES = {"device": "the GPU's own memory", "memory": "the host's memory instea
 
 
 def _workers(measurement: Measurement, shares: Shares, present: int) -> Iterator[Suggestion]:
-    """As many loader processes as hide data loading behind the rest of a step, then more, then fewer than that."""
-    most = max(4, 2 * measurement.cores // max(1, measurement.local_ranks))  # reads that wait need no core
+    """Numbers of loader processes: the first that hides data loading behind compute, then more, then fewer."""
+    # More than cores, since processes that wait for the disk need none.
+    most = max(4, 2 * measurement.cores // max(1, measurement.local_ranks))
     choices = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
     more = [workers for workers in choices if workers > present]
     alone = shares.alone.get("read")
@@ -109,7 +107,7 @@ def _fewer_workers(measurement: Measurement, shares: Shares, present: int) -> It
 
 def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Suggestion]:
     if measurement.batches_are_samples and not data.get("workers"):
-        return  # samples made in the rank's own process are not made ahead
+        return  # samples loaded in the rank's own process are not prefetched
     present = data.get("prefetch")
     if present is None:
         present = 2 if measurement.device == "cuda" else 0
@@ -127,18 +125,18 @@ def _compute(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
         yield Suggestion(("speed.channels_last=true",), "convolutions are faster in the channels-last memory format")
     if (own or model == "unet3d") and not is_on(measurement, speed.get("fold", "gpu")):
         yield Suggestion(("speed.fold=true",), "layers of few channels become matrix multiplications")
-    yield from _compile(measurement)  # last: whatever is tried on top of it is compiled too
+    yield from _compile(measurement)  # last: changes tried after it would be compiled too
 
 
 def _compile(measurement: Measurement) -> Iterator[Suggestion]:
-    """Compiled, and on a GPU recorded as graphs too."""
+    """Compilation, and CUDA graphs on a GPU."""
     graphs = measurement.device == "cuda" and not is_on(measurement, _section(measurement, "speed").get("graphs"))
     if not compiles(measurement):
         yield Suggestion(("speed.compile=true",), "operators are fused, which reduces memory traffic")
         if graphs:
             yield Suggestion(("speed.compile=true", "speed.graphs=true"), "and kernels are launched as one CUDA graph")
     elif graphs:
-        yield Suggestion(("speed.graphs=true",), "kernels are launched as one")
+        yield Suggestion(("speed.graphs=true",), "kernels are launched as one CUDA graph")
 
 
 def _threads(measurement: Measurement) -> Iterator[Suggestion]:
@@ -154,7 +152,7 @@ def _bf16(measurement: Measurement) -> Iterator[Suggestion]:
 
 
 def cpu_has_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this host's processors multiply in bf16."""
+    """Returns whether the CPU has bf16 instructions."""
     try:
         return any(word in path.read_text() for word in ("avx512_bf16", "amx_bf16", " bf16"))
     except OSError:
@@ -174,7 +172,7 @@ def _communication(measurement: Measurement, shares: Shares) -> Iterator[Suggest
 
 
 def _buckets(gradients_mb: float, present: float | None) -> Iterator[Suggestion]:
-    """Other sizes that give another number of buckets."""
+    """Bucket sizes that change the number of buckets."""
     if present is None:
         counts = {1 + math.ceil((gradients_mb - _FIRST_BUCKET) / _BUCKET) if gradients_mb > _FIRST_BUCKET else 1}
     else:
@@ -192,7 +190,7 @@ def _host(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
     if work and work.synchronises_at:
         lines = "; ".join(work.synchronises_at)
         yield Suggestion((), f"avoid synchronizing with the device in a step (.item() and the like): {lines}")
-    yield from reversed(list(_compile(measurement)))  # launches cost most here: graphs first
+    yield from reversed(list(_compile(measurement)))  # launch overhead dominates here: graphs first
     micro = _section(measurement, "batch").get("micro")
     if micro and micro < measurement.per_rank_batch:
         whole = (f"batch.micro={measurement.per_rank_batch}",)
@@ -215,7 +213,7 @@ def _straggler(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]
 
 
 def _larger_batch(measurement: Measurement) -> Iterator[Suggestion]:
-    """Twice the batch, in the recipe's own way of saying it."""
+    """Twice the batch, by the key that the recipe sets."""
     batch = _section(measurement, "batch")
     key = "per_rank" if batch.get("per_rank") else "global"
     size = batch.get(key) or measurement.global_batch

@@ -1,4 +1,4 @@
-"""What a step asks of its device: operations, bytes, synchronizations, and the time for which the device is idle."""
+"""The work of a step: floating-point operations, bytes, operators, synchronizations, idle time of the device."""
 
 import os
 import statistics
@@ -22,13 +22,13 @@ import tutti
 from tutti.bench.results import Work
 from tutti.data.loader import tensors_in
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes on the screen that it starts and stops
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints when it starts and stops
 
-_SECONDS = 0.3  # of steps on the clock without a profiler
+_SECONDS = 0.3  # of steps timed without a profiler
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 _LEAST_TIMES, _MOST_TIMES = 3, 15
-_MOST_EVENTS = 20_000  # of which a profiler's tables are made
-_SUBSTANCE = 3.0  # an operator that takes less than this times the cost of its call only costs its call
+_MOST_EVENTS = 20_000  # that the profiler processes
+_OVERHEAD_FACTOR = 3.0  # an operator that takes less than this times the overhead of its call is overhead alone
 _TINY_STEPS = 5
 
 
@@ -44,13 +44,13 @@ class Operator:
 def host_share(step: Callable[[], object], device: torch.device) -> float | None:
     """The share of a step's wall time in which the device is idle; None where it could not be measured.
 
-    A profiler makes the host slower and leaves kernels as they are: their time, seen under it, is held against steps
-    without it. The two alternate, since a machine that others use is now faster and now slower.
+    A profiler slows the host down, but not the kernels: the time of kernels with the profiler is compared with the
+    time of steps without it. The two alternate, since the speed of a shared machine changes.
     """
     step()
     first = _clock(step, device, 1)
     times = max(_LEAST_TIMES, min(_MOST_TIMES, int(_SECONDS / first)))
-    in_a_row = times if device.type == "cuda" else 1  # a GPU must not run dry between two of them
+    in_a_row = times if device.type == "cuda" else 1  # the queue of a GPU must not become empty between steps
     clocked: list[float] = []
     watched: list[Sequence[Any]] = []
     while len(clocked) < _LEAST_TIMES or (in_a_row == 1 and len(clocked) < times and _count(watched) < _MOST_EVENTS):
@@ -66,9 +66,9 @@ def host_share(step: Callable[[], object], device: torch.device) -> float | None
 
 
 def usual_calls(steps: Sequence[Sequence[Operator]]) -> Sequence[Operator]:
-    """The calls of a step, each with its usual time in several steps: other processes interrupt one or another.
+    """The calls of a step, each with its median time over several steps, since other processes may interrupt some.
 
-    Steps that do not make the same calls are not comparable: then it is the one in the middle.
+    Steps with different calls are not comparable: then these are the calls of the step with the median time.
     """
     if len({tuple(each.name for each in step) for step in steps}) > 1:
         return sorted(steps, key=lambda step: sum(each.own_seconds for each in step))[(len(steps) - 1) // 2]
@@ -88,21 +88,20 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def working_seconds(operators: Iterable[Operator], costs: Mapping[str, float]) -> float:
-    """What operators take beyond the cost of calling them; one that takes hardly more than that does no work.
+    """The time of operators without the overhead of their calls; one that takes hardly longer does no work.
 
-    An operator that the costs do not name has the middle one. Calls inside an operator cost it something, too: about
-    as much again.
+    An operator without a known overhead has the median one. Each call inside an operator adds as much.
     """
     usual = statistics.median(costs.values()) if costs else 0.0
     total = 0.0
     for each in operators:
         cost = max(usual, costs.get(each.name, usual)) + each.inside * usual
-        total += each.own_seconds - cost if each.own_seconds > _SUBSTANCE * cost else 0.0
+        total += each.own_seconds - cost if each.own_seconds > _OVERHEAD_FACTOR * cost else 0.0
     return total
 
 
 def dispatch_costs() -> dict[str, float]:
-    """By operator, its time on the tiniest tensors, as the profiler sees it here."""
+    """The time of each operator on tensors of one or two elements, according to the profiler."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(model.parameters(), momentum=0.5), torch.optim.Adam(model.parameters())]
     inputs, targets = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
@@ -118,7 +117,7 @@ def dispatch_costs() -> dict[str, float]:
 
 
 def usual_by_name(operators: Iterable[Operator]) -> dict[str, float]:
-    """The middle one of the calls of each operator."""
+    """The median time of the calls of each operator."""
     calls: dict[str, list[float]] = {}
     for each in operators:
         calls.setdefault(each.name, []).append(each.own_seconds)
@@ -126,7 +125,7 @@ def usual_by_name(operators: Iterable[Operator]) -> dict[str, float]:
 
 
 def _events(step: Callable[[], object], device: torch.device, steps: int) -> Sequence[Any]:
-    """What a profiler sees of some steps."""
+    """The profiler events of some steps."""
     watched = profiler.profile(use_device="cuda" if device.type == "cuda" else None, use_kineto=True)
     with watched:
         for _ in range(steps):
@@ -136,7 +135,7 @@ def _events(step: Callable[[], object], device: torch.device, steps: int) -> Seq
 
 
 def _clock(step: Callable[[], object], device: torch.device, steps: int) -> float:
-    """Seconds of a step, without those in which other processes had the core."""
+    """Seconds of a step, without those in which other processes used the core."""
     _finish(device)
     waited, start = _waited(), time.perf_counter()
     for _ in range(steps):
@@ -146,7 +145,7 @@ def _clock(step: Callable[[], object], device: torch.device, steps: int) -> floa
 
 
 def _waited() -> float:
-    """Seconds for which this thread could have run and was not let, as far as Linux tells."""
+    """Seconds for which this thread was runnable but not scheduled, according to Linux; 0 if unknown."""
     try:
         return int(_SCHEDULED.read_text().split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
@@ -175,7 +174,7 @@ def _operators(events: Sequence[Any]) -> list[Operator]:
 
 
 def _computes(event: Any) -> bool:
-    """Whether an event is an operator: ranges and the engine of the backward pass only enclose some."""
+    """Returns whether an event is an operator, not a range or the autograd engine, which only enclose operators."""
     if "CompiledFxGraph" in event.name:
         return True
     return not event.is_user_annotation and not event.name.startswith(("autograd::", "torch::autograd::"))
@@ -204,7 +203,7 @@ def count_work(
     cache_bytes: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> Work:
-    """Count a whole step on a batch that is there, without communication; what cannot be counted becomes a note."""
+    """Count the work of a step on a batch in memory, without communication; what cannot be counted becomes a note."""
     share = _attempt(lambda: host_share(step, device), optimizer, "the host's share of a step", note)
     flops = FlopCounterMode(display=False, custom_mapping=_own_formulas())
     counter = OperatorCounter(device, cache_bytes)
@@ -222,7 +221,7 @@ def count_work(
 
 
 def least_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> int:
-    """What a step must move however it is computed, if nothing stays in a cache."""
+    """The bytes that a step must move at least, if nothing stays in a cache."""
     weights = sum(each.nbytes for each in model.parameters())
     trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
     state = sum(tensor.nbytes for values in optimizer.state.values() for tensor in tensors_in(values))
@@ -231,13 +230,13 @@ def least_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) 
 
 
 class OperatorCounter(TorchDispatchMode):
-    """Counts what passes through torch's dispatcher, the backward pass included."""
+    """Counts the operators that torch dispatches, including those of the backward pass."""
 
     def __init__(self, device: torch.device, cache_bytes: int) -> None:
         super().__init__()
         self.operators = 0
         self.bytes_moved = 0
-        self.places: Counter[str] = Counter()  # where the host waits for a number of the device
+        self.places: Counter[str] = Counter()  # lines at which the host waits for the device
         self._device = device
         self._cache_bytes = cache_bytes
 
@@ -253,7 +252,7 @@ class OperatorCounter(TorchDispatchMode):
         return result
 
     def _synchronises_at(self, func: Any, args: Any, kwargs: Any) -> str | None:
-        """The line that makes the host wait, if this operator does; on a CPU only lines of the user count."""
+        """The line that makes the host wait, if this operator does; on a CPU only lines of user code count."""
         name, tensors = _name(func), list(tensors_in((args, kwargs)))
         if name in _COPY:
             source = tensors[-1] if tensors else None
@@ -271,9 +270,9 @@ class OperatorCounter(TorchDispatchMode):
 
 
 def innermost_line() -> str | None:
-    """The innermost line that is neither torch's nor tutti's, within the step that is counted.
+    """The innermost line of user code in the call stack of the step that is counted.
 
-    An optimizer that reads its own count of steps is torch's business.
+    Optimizers of torch that read their own step counter are left out.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -287,7 +286,7 @@ def innermost_line() -> str | None:
 
 
 def is_view(func: Any, args: Any, result: Any) -> bool:
-    """Whether an operator gives only another look at memory that is there."""
+    """Returns whether the result of an operator is a view of existing memory."""
     schema = func._schema
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return True
@@ -297,7 +296,7 @@ def is_view(func: Any, args: Any, result: Any) -> bool:
 
 
 def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any, cache_bytes: int) -> int:
-    """Bytes that an operator reads and writes, or nothing where all of them fit into the cache together."""
+    """Bytes that an operator reads and writes; 0 if all of them fit into the cache."""
     written = [
         args[index] if index < len(args) else kwargs.get(argument.name)
         for index, argument in enumerate(func._schema.arguments)
@@ -308,7 +307,7 @@ def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any, cache_bytes: int
     makes = 0 if func._schema.is_mutable else sum(_bytes(tensor) for tensor in tensors_in(result))
     if _name(func) in _OVERWRITE:
         reads = reads[len(writes) :]
-    elif _name(func) in _PICK and reads:  # only the rows that are picked are touched
+    elif _name(func) in _PICK and reads:  # only the selected rows are read
         picked = min(reads[0], sum(reads[1:]) + makes)
         reads, writes = [picked, *reads[1:]], [picked] if writes else []
     distinct = max(sum(reads), sum(writes)) + makes
@@ -316,7 +315,7 @@ def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any, cache_bytes: int
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What a tensor takes in memory; a repeated dimension takes nothing."""
+    """The bytes of a tensor in memory; an expanded dimension takes none."""
     if tensor.layout != torch.strided:
         return tensor.nbytes
     count = tensor.itemsize
@@ -330,13 +329,13 @@ def _name(func: Any) -> str:
 
 
 def _under(mode: AbstractContextManager[Any], step: Callable[[], object]) -> None:
-    """One step under a mode, as it is without a compiler."""
+    """Run one step in a dispatch mode, without compilation."""
     with torch.compiler.set_stance("force_eager"), mode:
         step()
 
 
 def _attempt(call: Callable[[], Any], optimizer: torch.optim.Optimizer, what: str, note: Callable[[str], None]) -> Any:
-    """What a call gives; counting must not end what it looks at."""
+    """The result of a call; an error while counting becomes a note and does not end the measurement."""
     try:
         return call()
     except Exception as error:
@@ -346,7 +345,7 @@ def _attempt(call: Callable[[], Any], optimizer: torch.optim.Optimizer, what: st
 
 
 def _own_formulas() -> dict[Any, Callable[..., int]]:
-    """Operations of tutti's own operators, of which torch knows no formula."""
+    """Formulas for the operations of tutti's own operators, which torch does not know."""
 
     def forward(volume: Any, weight: Any, doubles: bool, out_shape: Any = None, **_: Any) -> int:
         return conv_flop_count(volume, weight, out_shape, transposed=doubles)

@@ -30,7 +30,7 @@ Step = Callable[[], None]
 
 
 class Workload:
-    """A recipe made ready to be measured; nothing that it does changes a weight: the learning rate is 0."""
+    """A recipe prepared for measurement; its steps change no weight, since the learning rate is 0."""
 
     def __init__(self, session: Session, config: RunConfig, parts: TorchParts) -> None:
         self.config, self.group, self.device = config, session.group, session.device
@@ -46,15 +46,15 @@ class Workload:
         self._host_batch = _map_tensors(self.cached.micro_batches, lambda tensor: tensor.cpu())
         self._buckets = self._make_buckets()
 
-    # The phases: each a context that gives the step to repeat.
+    # The phases: each is a context manager that yields the step to repeat.
 
     def phases(self) -> dict[str, Callable[[], Any]]:
-        """What can be measured here, by name."""
+        """The phases that exist on this device and number of ranks, by name."""
         several = self.group.world_size > 1 and self.config.ddp.communicate
         found: dict[str, Callable[[], Any]] = {"read": self.reading}
         found |= {"copy": self.copying} if self.on_gpu else {}
         found["compute"] = self.computing
-        # Another size would be compiled anew, and on a GPU all kernels for it be chosen anew, which takes a minute.
+        # Another batch size would be compiled again, and on a GPU its kernels selected again, which takes a minute.
         if not self.on_gpu and not applies(self.config.speed.compile, self.device):
             found["double"] = self.doubling
         if several:
@@ -63,7 +63,7 @@ class Workload:
 
     @contextmanager
     def reading(self) -> Iterator[Step]:
-        """The loader alone; what was made ahead of the first step is used up before."""
+        """The loader alone; batches that were prefetched before the first step are consumed first."""
         with self._reader() as batches:
             for _ in range(self._made_ahead):
                 next(batches)
@@ -77,7 +77,7 @@ class Workload:
 
     @contextmanager
     def computing(self) -> Iterator[Step]:
-        """A batch that is there already, without communication."""
+        """Forward, backward and update on a batch in memory, without communication."""
         with self.learner.silent():
             yield lambda: self._step(self.cached)
 
@@ -94,12 +94,12 @@ class Workload:
 
     @contextmanager
     def exchanging(self) -> Iterator[Step]:
-        """The gradients averaged over ranks in the buckets of a step, and nothing else."""
+        """The all-reduce of the gradient buckets of a step, and nothing else."""
         yield self._exchange
 
     @contextmanager
     def communicating(self) -> Iterator[Step]:
-        """A batch that is there already, with gradients averaged over ranks."""
+        """Forward, backward and update on a batch in memory, with gradients averaged over ranks."""
         yield lambda: self._step(self.cached)
 
     @contextmanager
@@ -118,8 +118,6 @@ class Workload:
                 step()
             yield step
 
-    # Facts.
-
     @property
     def gradient_bytes(self) -> int:
         return sum(bucket.nbytes for bucket in self._buckets)
@@ -129,7 +127,7 @@ class Workload:
         return not isinstance(self.data, BatchDataset)
 
     def synchronise(self) -> None:
-        """Wait until the device has done all that was asked of it."""
+        """Wait until the device has finished all submitted work."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -156,12 +154,12 @@ class Workload:
 
     @property
     def _made_ahead(self) -> int:
-        """Batches that may lie ready when the first is taken, and one for the start itself."""
+        """The most batches that are ready when the first is taken, plus one."""
         workers = self.config.data.workers if self.batches_are_samples else 0
-        return 2 * workers + self._prefetch + 1  # torch's loader has two batches of each worker on their way
+        return 2 * workers + self._prefetch + 1  # torch's loader prefetches two batches for each worker
 
     def _make_buckets(self) -> list[torch.Tensor]:
-        """Tensors of the sizes in which gradients travel, the first one first."""
+        """Tensors with the sizes of DDP's gradient buckets, in the order in which they are reduced."""
         most = (self.config.ddp.bucket_mb or _BUCKET_MB) * _MEGABYTE
         limit = most if self.config.ddp.bucket_mb else _FIRST_BUCKET_MB * _MEGABYTE
         sizes, size = [], 0
@@ -185,7 +183,7 @@ class Workload:
             wait.wait()
 
     def _shared_memory(self) -> HostMemory | None:
-        """What the last bucket goes through, as in a step: the memory of the host, or the group."""
+        """The shared memory in which the last bucket is averaged, if it is, as in a training step."""
         if self.on_gpu or not self.config.ddp.direct:
             return None
         if self._buckets[-1].nbytes * self.group.world_size > _MEGABYTE:
@@ -195,7 +193,7 @@ class Workload:
         return self._memory
 
     def close(self) -> None:
-        """Let go of what the next workload needs room for."""
+        """Release memory for the next workload."""
         if self._memory:
             self._memory.close()
         self.__dict__.clear()
@@ -207,13 +205,13 @@ class Workload:
 
 @contextmanager
 def open_workload(session: Session, config: RunConfig) -> Iterator[Workload]:
-    """A recipe made ready on every rank, or the same error on all; every rank enters."""
+    """Prepare a recipe on every rank, or raise the same error on all; every rank must call this."""
     group = session.group
     set_threads(config.runtime, session.placement)
     agreed(group, config.data.prepare if group.is_first else lambda: None)
     parts = agreed(group, functools.partial(build_parts, config, Objects(), session.placement, session.device))
     workload = agreed(group, functools.partial(Workload, session, config, parts))
-    del parts  # which the workload lets go of at its end
+    del parts  # which the workload releases when it is closed
     try:
         yield workload
     finally:
@@ -221,11 +219,11 @@ def open_workload(session: Session, config: RunConfig) -> Iterator[Workload]:
 
 
 def void(_: Any) -> None:
-    """Let go of a value."""
+    """Discard a value."""
 
 
 def _map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch with every tensor changed."""
+    """A batch with a function applied to every tensor."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):

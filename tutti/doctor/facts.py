@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.config.run import RunConfig
-from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.cores import read_memory, threads_per_rank
 from tutti.ranks.fingerprint import (
     DIGITS,
     MISSING,
@@ -186,16 +186,6 @@ def read_limits() -> dict[str, int]:
         "processes": resource.RLIMIT_NPROC,
     }
     return {name: _soft(limit) for name, limit in named.items()}
-
-
-def read_memory(path: str = "/proc/meminfo") -> tuple[int, int]:
-    """Bytes that new processes could get, and all there are; zeros where the system does not report them."""
-    try:
-        words = [line.split() for line in Path(path).read_text().splitlines()]
-    except OSError:
-        return 0, 0
-    found = {word[0].rstrip(":"): int(word[1]) * 1024 for word in words if len(word) > 1}
-    return found.get("MemAvailable", found.get("MemFree", 0)), found.get("MemTotal", 0)
 
 
 def _find_devices(placement: Placement, config: RunConfig | None) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The cores of a host: topology, threads per rank, and the binding of ranks to cores."""
+"""The cores and the memory of a host: topology, threads per rank, the binding of ranks to cores, free memory."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ _QUERY_SECONDS = 10
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core: the numbers of its hardware threads, and the memory domain (NUMA) it is next to."""
+    """A physical core: the numbers of its hardware threads, and its NUMA node."""
 
     cpus: tuple[int, ...]
     domain: int
@@ -28,7 +28,7 @@ Topology = tuple[Core, ...]
 
 
 def read_topology(system: Path = _SYSTEM) -> Topology:
-    """The cores that are switched on, domain by domain; where the kernel does not say, every processor is a core."""
+    """The cores that are online, ordered by NUMA node; if the kernel does not report them, every CPU is a core."""
     online = _read_list(system / "cpu" / "online") or set(range(os.cpu_count() or 1))
     domains = {}
     for folder in (system / "node").glob("node[0-9]*"):
@@ -41,7 +41,7 @@ def read_topology(system: Path = _SYSTEM) -> Topology:
 
 
 def cores_near_gpus(env: Mapping[str, str], pci: Path = _PCI) -> list[set[int]]:
-    """The processors next to each visible GPU, in the order in which ranks take them; empty where that is not known."""
+    """The CPUs near each visible GPU, in the order in which ranks use the GPUs; empty if unknown."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, check=True, timeout=_QUERY_SECONDS)
     except (OSError, subprocess.SubprocessError):
@@ -52,15 +52,15 @@ def cores_near_gpus(env: Mapping[str, str], pci: Path = _PCI) -> list[set[int]]:
 
 
 def visible_gpus(found: list[list[str]], env: Mapping[str, str]) -> list[list[str]]:
-    """Those of the GPUs (index, uuid, bus) that CUDA_VISIBLE_DEVICES shows, in its order.
+    """The GPUs (index, uuid, bus) that CUDA_VISIBLE_DEVICES lists, in its order.
 
-    As in CUDA itself, what follows a name that does not exist does not count.
+    As in CUDA itself, entries after one that does not exist are ignored.
     """
-    wish = env.get("CUDA_VISIBLE_DEVICES")
-    if wish is None:
+    listed = env.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
         return found
     shown: list[list[str]] = []
-    for name in wish.split(","):
+    for name in listed.split(","):
         match = [gpu for gpu in found if name.strip() == gpu[0] or (name.strip() and gpu[1].startswith(name.strip()))]
         if len(match) != 1:
             break
@@ -89,30 +89,30 @@ Mode = Literal["none", "compact", "spread"]
 
 @dataclass(frozen=True)
 class Binding:
-    """The processors of a rank, and why it has them."""
+    """The CPUs of a rank, and the reason for the choice."""
 
     mode: Mode
-    bound: bool  # whether they were set here
+    bound: bool  # by tutti, not by the launcher
     cpus: tuple[int, ...]
-    domains: tuple[int, ...]  # the memory domains (NUMA) they are next to
+    domains: tuple[int, ...]  # their NUMA nodes
     threads: int | None  # one for each physical core of a rank that is bound
     why: str
 
     def line(self) -> str:
-        """What the screen says of a rank's cores."""
+        """The line about the cores of a rank on the screen."""
         domains = f" of memory domain {units.ranges(self.domains)}" if self.domains else ""
         return f"cores {units.ranges(self.cpus)}{domains} ({self.why})"
 
     def record(self) -> dict[str, Any]:
-        """What the record of a run keeps."""
+        """The binding as it is written to the record of a run."""
         return asdict(self)
 
 
 def bind(mode: Mode, local_rank: int, local_size: int, shared: bool = False) -> Binding:
-    """Bind this rank as the mode says; to be called before threads are started, which would stay where they are.
+    """Bind this rank to cores; call it before threads are started, which would keep their own binding.
 
-    `shared` says that the ranks of this host share the processors this one may use, because nobody has bound them yet.
-    Without it, a rank that may use less than the whole host counts as bound by its launcher, and stays as it is.
+    `shared` means that the ranks of this host share the CPUs that this rank may use, because they are not bound yet.
+    Without it, a rank that may use only a part of the host counts as bound by its launcher, and is not bound again.
     """
     if not hasattr(os, "sched_setaffinity"):
         return Binding(mode, False, (), (), None, "this system does not bind processes to cores")
@@ -135,9 +135,9 @@ def bind(mode: Mode, local_rank: int, local_size: int, shared: bool = False) -> 
 def choose_cores(
     mode: Mode, local_rank: int, local_size: int, allowed_cores: set[int], topology: Topology
 ) -> list[int] | None:
-    """The processors of a rank: whole cores, as many for each rank; nothing where there are fewer cores than ranks.
+    """The CPUs of a rank: whole cores, the same number for each rank; None if there are fewer cores than ranks.
 
-    `compact` fills one memory domain after the other, `spread` deals ranks to the domains in turn.
+    `compact` fills one NUMA node after the other, `spread` assigns ranks to the nodes in turn.
     """
     cores = _usable(allowed_cores, topology)
     if mode == "none" or len(cores) < local_size:
@@ -146,14 +146,14 @@ def choose_cores(
     if mode == "compact":
         shares = _fill(domains, local_size)
     else:
-        shares = _deal(domains, local_size)
+        shares = _assign_in_turn(domains, local_size)
     return sorted(cpu for core in shares[local_rank] for cpu in core.cpus)
 
 
 def choose_near_gpu(
     mode: Mode, local_rank: int, local_size: int, allowed: set[int], topology: Topology, near: Sequence[set[int]]
 ) -> list[int] | None:
-    """The processors of a rank among those next to its GPU, shared with the ranks whose GPUs are next to the same."""
+    """The CPUs of a rank among those near its GPU, which it shares with ranks whose GPUs are near the same CPUs."""
     if len(near) < local_size:
         return None
     own = near[local_rank]
@@ -162,13 +162,13 @@ def choose_near_gpu(
 
 
 def _usable(allowed: set[int], topology: Topology) -> list[Core]:
-    """The cores of which a rank may use some hardware threads, with those."""
+    """The cores of which a rank may use some hardware threads, with these threads alone."""
     kept = (Core(tuple(cpu for cpu in core.cpus if cpu in allowed), core.domain) for core in topology)
     return [core for core in kept if core.cpus]
 
 
 def _fill(domains: list[list[Core]], ranks: int) -> list[list[Core]]:
-    """Neighbouring cores; a rank stays inside a domain where that costs nobody a core."""
+    """Neighbouring cores; a rank stays within a NUMA node if no rank loses a core by that."""
     share = sum(map(len, domains)) // ranks
     whole = [domain[i : i + share] for domain in domains for i in range(0, len(domain) - share + 1, share)]
     if len(whole) >= ranks:
@@ -177,13 +177,13 @@ def _fill(domains: list[list[Core]], ranks: int) -> list[list[Core]]:
     return [cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
 
 
-def _deal(domains: list[list[Core]], ranks: int) -> list[list[Core]]:
-    """Ranks to domains in turn, or domains to ranks where those are fewer."""
+def _assign_in_turn(domains: list[list[Core]], ranks: int) -> list[list[Core]]:
+    """Assign ranks to NUMA nodes in turn, or nodes to ranks if there are fewer ranks."""
     if ranks <= len(domains):
         return _equal([[core for domain in domains[rank::ranks] for core in domain] for rank in range(ranks)])
-    guests = [len(range(place, ranks, len(domains))) for place in range(len(domains))]
-    share = min(len(domain) // count for domain, count in zip(domains, guests, strict=True))
-    if share == 0:  # a small domain cannot keep its guests: they get their cores wherever these are
+    counts = [len(range(place, ranks, len(domains))) for place in range(len(domains))]
+    share = min(len(domain) // count for domain, count in zip(domains, counts, strict=True))
+    if share == 0:  # a NUMA node has fewer cores than ranks: ranks get cores of any node
         return _fill(domains, ranks)
     starts = [(rank % len(domains), rank // len(domains) * share) for rank in range(ranks)]
     return [domains[place][start : start + share] for place, start in starts]
@@ -204,10 +204,10 @@ def _describe(mode: Mode, bound: bool, cpus: set[int], topology: Topology, why: 
     return Binding(mode, bound, tuple(sorted(cpus)), domains, len(cores) if bound else None, why)
 
 
-def threads_per_rank(local_size: int, env: Mapping[str, str], wish: int | None = None) -> int:
-    """The recipe's number, else the environment's, else this host's cores divided among its ranks."""
-    if wish:
-        return wish
+def threads_per_rank(local_size: int, env: Mapping[str, str], given: int | None = None) -> int:
+    """The number of threads: the given one, else the environment's, else the cores of the host divided by its ranks."""
+    if given:
+        return given
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         if env.get(name, "").isdigit() and int(env[name]) > 0:
             return int(env[name])
@@ -215,3 +215,13 @@ def threads_per_rank(local_size: int, env: Mapping[str, str], wish: int | None =
     if allowed < (os.cpu_count() or 1):  # the launcher has bound this rank to cores of its own
         return allowed
     return max(1, allowed // local_size)
+
+
+def read_memory(path: str = "/proc/meminfo") -> tuple[int, int]:
+    """Bytes of available memory and of all memory; zeros if the system does not report them."""
+    try:
+        words = [line.split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return 0, 0
+    found = {word[0].rstrip(":"): int(word[1]) * 1024 for word in words if len(word) > 1}
+    return found.get("MemAvailable", found.get("MemFree", 0)), found.get("MemTotal", 0)

@@ -107,9 +107,9 @@ def test_clocks_that_differ_are_measured() -> None:
 def test_on_a_gpu_the_parts_of_a_step_are_ranges_for_nsight_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from tutti.bench.trace.profile import Ranges
 
-    heard: list[str] = []
-    monkeypatch.setattr("torch.cuda.nvtx.range_push", heard.append)
-    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: heard.append("end"))
+    calls: list[str] = []
+    monkeypatch.setattr("torch.cuda.nvtx.range_push", calls.append)
+    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: calls.append("end"))
     ranges = Ranges(on_gpu=True)
     ranges.enter(StepPart.OPTIMIZER)  # before the first step: nothing is open
     ranges.begin_step(5)
@@ -117,7 +117,7 @@ def test_on_a_gpu_the_parts_of_a_step_are_ranges_for_nsight_too(monkeypatch: pyt
         ranges.enter(part)
     ranges.begin_step(6)
     ranges.close()
-    assert heard == ["step 5", "data loading", "end", "forward", "end", "optimizer", "end", "end", "step 6", "end"]
+    assert calls == ["step 5", "data loading", "end", "forward", "end", "optimizer", "end", "end", "step 6", "end"]
 
 
 def test_on_a_gpu_the_recorder_calls_nsight_around_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_on_a_gpu_the_recorder_calls_nsight_around_the_steps(monkeypatch: pytest
 
     from tutti.bench.trace.profile import Recorder
 
-    heard: list[str] = []
+    calls: list[str] = []
     for name in ("synchronize", "profiler.start", "profiler.stop"):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: heard.append(name))
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: calls.append(name))
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")  # Nsight has the GPU's ear: torch records the CPU
     recorder = Recorder(torch.device("cuda"), memory=False, stacks=False)
     recorder.prepare()
@@ -135,7 +135,7 @@ def test_on_a_gpu_the_recorder_calls_nsight_around_the_steps(monkeypatch: pytest
     with torch.profiler.record_function("step 1"):
         torch.ones(2).sum()
     recorder.stop()
-    assert heard == ["synchronize", "profiler.start", "synchronize", "profiler.stop"]
+    assert calls == ["synchronize", "profiler.start", "synchronize", "profiler.stop"]
     recorder.write(tmp_path / "rank-0.json.gz")
     assert named(read_file(tmp_path / "rank-0.json.gz")["traceEvents"], lambda name: name == "aten::sum")
 

@@ -116,8 +116,8 @@ def test_the_rules_are_broken_by_traces_that_a_viewer_would_not_show() -> None:
 
 def test_the_quickest_exchange_tells_how_far_clocks_are_apart() -> None:
     slow, quick = (
-        ClockReading(sent=1_000, heard=5_000, came=9_000),
-        ClockReading(sent=20_000, heard=15_100, came=20_400),
+        ClockReading(sent=1_000, answered=5_000, received=9_000),
+        ClockReading(sent=20_000, answered=15_100, received=20_400),
     )
     assert offset_of([slow, quick]) == (5_100, 200)
     assert clock_of((100, 20), (140, 10), shared=False) == ClockOffset(120, 40, 120)

@@ -1,8 +1,8 @@
 """The time of a collective: a line in the message size for one number of ranks, and a model for any number.
 
-Where bytes travel while ranks still wait for each other, a message takes less than the sum. A line therefore has a
-blend p, t^p = latency^p + (bytes / bandwidth)^p: 1 is the plain sum, and it is kept unless another is clearly better; a
-large p is the larger of the two.
+Where transfer overlaps latency, a message takes less than the sum of the two. A line therefore has a blend p,
+t^p = latency^p + (bytes / bandwidth)^p: p = 1 is the plain sum, which is used unless another is clearly better; for a
+large p the time is the larger of the two.
 """
 
 import itertools
@@ -24,8 +24,8 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
 # A frame of Ethernet with IPv4 and TCP timestamps at MTU 1500; its preamble, checksum and gap are not counted.
 FRAME_BYTES, FRAME_PAYLOAD_BYTES = 1514, 1448
 BLENDS = (1, 2, 4, 8)
-_CLEARLY = 0.8  # another form or blend is taken when its residual is this part of the first one's, or less
-_GOOD_ENOUGH = 0.02  # a residual with which no other is looked for
+_CLEARLY = 0.8  # another form or blend is used if its residual is at most this fraction of the first one's
+_GOOD_ENOUGH = 0.02  # with this residual no other form or blend is tried
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class MessageTime:
 
 @dataclass(frozen=True)
 class Residual:
-    """How far a fit is from what was measured, as parts of it."""
+    """The relative difference between a fit and the measurements."""
 
     rms: float
     worst: float
-    mean_log: float  # of |log(fitted / measured)|, which an outlier changes little
+    mean_log: float  # of |log(fitted / measured)|, which is robust to outliers
     points: int
 
 
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def bytes_per_second(self) -> float:
-        """The bandwidth of very large messages; infinite where size makes no difference."""
+        """The bandwidth of very large messages; infinite if the time does not depend on the size."""
         return 1 / self.seconds_per_byte if self.seconds_per_byte else math.inf
 
     def seconds(self, size: float) -> float:
@@ -70,24 +70,24 @@ class Line:
 
 
 def blended(latency_seconds: float, transfer_seconds: float, blend: int) -> float:
-    """Latency and transfer together: their sum, or less."""
+    """The time of latency and transfer together: their sum, or less if they overlap."""
     return (latency_seconds**blend + transfer_seconds**blend) ** (1 / blend)
 
 
 def fit_line(points: Sequence[MessageTime]) -> Line | None:
-    """The line through messages of one number of ranks; None where there are fewer than two sizes."""
+    """Fit a line to messages of one number of ranks; None if there are fewer than two sizes."""
     if len({point.bytes for point in points}) < 2:
         return None
     return best_of([fit_blend(points, blend) for blend in BLENDS])
 
 
 def wire_bits_per_second(payload_bytes_per_second: float) -> float:
-    """What a link carries, headers included, to move so much payload over TCP."""
+    """Bits per second on a link, headers included, for this payload over TCP."""
     return 8 * payload_bytes_per_second * FRAME_BYTES / FRAME_PAYLOAD_BYTES
 
 
 def fit_blend(points: Sequence[MessageTime], blend: int) -> Line:
-    """The line with the least sum of |log(fitted / measured)|: all sizes count alike, and an outlier for little.
+    """The line with the least sum of |log(fitted / measured)|: all sizes have equal weight, and outliers little.
 
     Such a line goes through two of the points, or through one with the latency or the time of a byte at zero.
     """
@@ -105,14 +105,14 @@ def fit_blend(points: Sequence[MessageTime], blend: int) -> Line:
 
 
 def residual_of(fitted: np.ndarray, seconds: np.ndarray) -> Residual:
-    """How far fitted times are from measured ones."""
+    """The residual of fitted times."""
     off = np.abs(fitted / seconds - 1)
     mean_log = float(np.abs(np.log(fitted / seconds)).mean())
     return Residual(float(np.sqrt(np.mean(off**2))), float(off.max()), mean_log, len(seconds))
 
 
 class Fitted(Protocol):
-    """What knows how well it fits."""
+    """A fit with its residual."""
 
     @property
     def residual(self) -> Residual: ...
@@ -122,18 +122,18 @@ _Fitted = TypeVar("_Fitted", bound=Fitted)
 
 
 def best_of(candidates: Sequence[_Fitted]) -> _Fitted:
-    """The first, unless it is poor and another clearly better."""
+    """The first candidate, unless its residual is large and another is clearly better."""
     first, best = candidates[0], min(candidates, key=lambda each: each.residual.mean_log)
     is_better = best.residual.mean_log < _CLEARLY * first.residual.mean_log
     return best if is_better and first.residual.mean_log > _GOOD_ENOUGH else first
 
 
-_LEAST_SHARE = 0.01  # of the largest value, to which a smaller one is held
+_LEAST_SHARE = 0.01  # of the largest value: the least scale of a relative residual
 
 
 @dataclass(frozen=True)
 class Form:
-    """How an operation is made: rounds of messages, and the part of its bytes that the busiest link carries."""
+    """An algorithm of an operation: its number of message rounds, and the fraction of bytes on the busiest link."""
 
     name: str
     steps: Callable[[int], float]
@@ -177,7 +177,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Model:
-    """The time of an operation on any number of ranks, placed on hosts as those that were measured."""
+    """The time of an operation on any number of ranks, placed on hosts as in the measurement."""
 
     operation: str
     first_host_ranks: int
@@ -191,17 +191,17 @@ class Model:
             raise ValueError(f"the model of {self.operation!r:.40} has the form {unknown[0]!r:.40}")
 
     def seconds(self, ranks: int, size: float, across_hosts: bool | None = None) -> float:
-        """The seconds of a call; hosts are filled in turn, unless it is said whether ranks are on several."""
+        """The seconds of a call; hosts are filled one after the other, unless `across_hosts` is given."""
         return 0.0 if ranks == 1 else self.regime(ranks, across_hosts).seconds(ranks, size)
 
     def regime(self, ranks: int, across_hosts: bool | None = None) -> Regime:
-        """What so many ranks are predicted from: those on as many hosts, or what there is."""
+        """The regime for a number of ranks: on one host or on several; the other one if only that was measured."""
         across = ranks > self.first_host_ranks if across_hosts is None else across_hosts
         return next((each for each in self.regimes if each.across_hosts == across), self.regimes[0])
 
 
 def read_models(path: Path) -> dict[str, Model]:
-    """The models by operation in a `collectives.json`; a ValueError where it is none."""
+    """The models by operation in a `collectives.json`; raises ValueError for another file."""
     models = [to_dataclass(each, Model) for each in list_in(read_json(path), "models")]
     return {model.operation: model for model in models}
 
@@ -209,9 +209,9 @@ def read_models(path: Path) -> dict[str, Model]:
 def fit_model(
     operation: str, points: Sequence[MessageTime], first_host_ranks: int, pipelined: bool = False
 ) -> Model | None:
-    """The model of an operation over numbers of ranks; None where there are fewer than two sizes.
+    """Fit the model of an operation over numbers of ranks; None if there are fewer than two sizes.
 
-    What pipelines its broadcasts (NCCL) makes a chain where one number of ranks cannot tell it from a tree.
+    NCCL pipelines broadcasts (`pipelined`): if one number of ranks cannot tell a chain from a tree, it is a chain.
     """
     forms = FORMS[operation][:: -1 if pipelined and operation == "broadcast" else 1]
     regimes = []
@@ -243,10 +243,10 @@ def _fit_lines(by_ranks: Sequence[Sequence[MessageTime]], blend: int) -> _LineFi
 
 
 def _fit_regime(operation: str, form: Form, lines: _LineFits, across: bool) -> Regime:
-    """Latencies of the lines as steps, and their times of a byte as volumes.
+    """Fit the latencies of lines by message rounds, and their times per byte by volumes.
 
-    One number of ranks cannot tell the base from steps, nor own from shared: then all is steps and own. Ranks on
-    several hosts have links of their own.
+    One number of ranks cannot separate the base from the rounds, nor own from shared bandwidth: then there are only
+    rounds and own bandwidth. Ranks on several hosts do not share links.
     """
     ranks = tuple(lines.lines)
     several = len(ranks) > 1
@@ -264,7 +264,7 @@ def _compare(fitted: Sequence[float], points: Sequence[MessageTime]) -> Residual
 
 
 def _solve(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Weights of terms, none negative, by least squares of relative residuals: the best of all choices of terms."""
+    """Non-negative weights of terms by least squares of relative residuals, over all subsets of terms."""
     scale = np.maximum(values, _LEAST_SHARE * max(*values, 1e-30))
     relative, target = np.array(terms) / scale[:, None], np.array(values) / scale
     count = relative.shape[1]

@@ -1,4 +1,4 @@
-"""What a measurement of collectives gives: times, lines, models and message sizes; read without torch."""
+"""The results of measuring collectives: times, lines, models and message sizes; read without torch."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def bus_bytes_per_second(self) -> float:
-        """What the busiest link would carry in a ring: comparable over numbers of ranks."""
+        """The bus bandwidth of nccl-tests: that of the busiest link of a ring, comparable over numbers of ranks."""
         return BUS_FACTORS[self.operation](self.ranks) * self.bytes_per_second
 
 
@@ -110,7 +110,7 @@ class Results:
         return [model for model in found if model]
 
     def fastest_between_hosts(self) -> Measured | None:
-        """The message for which links between hosts carried most, where that is TCP."""
+        """The message with the highest bandwidth between hosts, over TCP."""
         between = [point for point in self.points if point.hosts > 1 and self.conditions["backend"] == "gloo"]
         return max(between, key=lambda point: point.bus_bytes_per_second, default=None)
 
@@ -148,7 +148,7 @@ def read_results(folder: Path) -> Results:
 
 
 def read_conditions(path: Path) -> Mapping[str, Any]:
-    """The conditions of a measurement in a file; a ValueError where it has none."""
+    """The conditions of a measurement in a file; raises ValueError if it has none."""
     content = read_json(path)
     found = content.get("conditions") if isinstance(content, dict) else None
     if not isinstance(found, dict):
@@ -191,7 +191,7 @@ _EXPECTED = "expected sizes of 4 B or more, in B, KB, MB or GB, as in --sizes 1K
 
 
 def parse_sizes(text: str | None) -> tuple[int, ...]:
-    """The sizes in a list such as 1KB,1MB, smallest first; those that are usual where none is given."""
+    """The sizes in a list such as 1KB,1MB, smallest first; without a list, the default sizes."""
     if text is None:
         return DEFAULT_SIZES
     return tuple(sorted({_parse(word.strip()) for word in text.split(",")}))

@@ -1,4 +1,4 @@
-"""The timeline of a script that uses Horovod's API, in words: what each tensor waited for, and whom."""
+"""The timeline of a script that uses Horovod's API as text: the cost of each tensor, and which ranks were late."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -18,16 +18,16 @@ _MOST_WAITS = 6
 
 @dataclass(frozen=True)
 class Negotiation:
-    """From the first rank that was ready for an operation to its begin; in microseconds."""
+    """The time from the first rank that was ready for an operation to its start; in microseconds."""
 
     begin: float
     end: float
-    ready: tuple[tuple[float, int], ...]  # when each rank was, in the order in which they came
+    ready: tuple[tuple[float, int], ...]  # the time at which each rank was ready, in order
 
 
 @dataclass(frozen=True)
 class Wait:
-    """From the first rank that was ready to the last, whose number it has; in microseconds."""
+    """The time from the first rank that was ready to the last, which is `rank`; in microseconds."""
 
     begin: float
     end: float
@@ -53,7 +53,7 @@ class Tensor:
 
 
 def read_timeline(path: Path) -> list[dict[str, Any]]:
-    """The events of a timeline; of one that a killed process left, those of its whole lines."""
+    """The events of a timeline; if its process was killed, those of complete lines."""
     content = path.read_bytes()
     for text in (content, content.rpartition(b"\n")[0].rstrip().rstrip(b",") + b"\n]"):
         with contextlib.suppress(ValueError):
@@ -66,7 +66,7 @@ def read_timeline(path: Path) -> list[dict[str, Any]]:
 
 
 def read_tensors(events: Iterable[dict[str, Any]]) -> list[Tensor]:
-    """Every row with what was negotiated and done in it; what has not ended is left out."""
+    """The operations of every row; those that have not ended are left out."""
     tensors: dict[int, Tensor] = {}
     begun: dict[tuple[int, int], float] = {}
     ready: dict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -89,7 +89,7 @@ def read_tensors(events: Iterable[dict[str, Any]]) -> list[Tensor]:
 
 
 def write_horovod_summary(title: str, tensors: Sequence[Tensor]) -> str:
-    """Tensors by what they cost, who came last, and the longest waits."""
+    """The most expensive tensors, the ranks that were last, and the longest waits."""
     operations = sum(len(tensor.work) for tensor in tensors)
     lines = [
         title,
@@ -99,12 +99,12 @@ def write_horovod_summary(title: str, tensors: Sequence[Tensor]) -> str:
         *_costs(tensors),
     ]
     if waits := find_waits(tensors):
-        lines += ["", *_latecomers(waits), "", *_longest(waits)]
+        lines += ["", *_last_ranks(waits), "", *_longest(waits)]
     return "\n".join(lines) + "\n"
 
 
 def find_waits(tensors: Sequence[Tensor]) -> list[Wait]:
-    """What ranks waited for, in the order of time; tensors that were waited for together count as one wait."""
+    """The waits of ranks, in the order of time; tensors that were waited for at the same time are one wait."""
     found = [
         Wait(one.ready[0][0], one.ready[-1][0], one.ready[-1][1], (tensor.name,))
         for tensor in tensors
@@ -122,7 +122,7 @@ def find_waits(tensors: Sequence[Tensor]) -> list[Wait]:
     return sorted((wait for those in waits.values() for wait in those), key=lambda wait: wait.begin)
 
 
-def _latecomers(waits: Sequence[Wait]) -> list[str]:
+def _last_ranks(waits: Sequence[Wait]) -> list[str]:
     times = Counter(wait.rank for wait in waits)
     rows = [
         [

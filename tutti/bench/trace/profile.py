@@ -33,7 +33,7 @@ from tutti.train.torch import TorchFramework
 
 
 class Ranges:
-    """The open ranges of the main thread: a step, and the part of it that runs."""
+    """The open profiler ranges of the main thread: a step, and its current part."""
 
     def __init__(self, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
@@ -44,7 +44,7 @@ class Ranges:
         self._push(f"step {step}")
 
     def enter(self, part: StepPart) -> None:
-        """The next part of the step; the one before it ends."""
+        """Begin the next part of the step, and end the one before it."""
         if not self._open or self._open[-1][0] == part:
             return
         if len(self._open) > 1:
@@ -52,7 +52,7 @@ class Ranges:
         self._push(part.value)
 
     def close(self) -> None:
-        """The step is over."""
+        """End the step."""
         while self._open:
             self._pop()
 
@@ -69,8 +69,8 @@ class Ranges:
             torch.cuda.nvtx.range_pop()
 
 
-class MarkingWatch(Watch):
-    """A watch that also makes a range of what the main thread tells it."""
+class RangeWatch(Watch):
+    """A watch that also opens a profiler range for each part of a step."""
 
     def __init__(
         self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig, ranges: Ranges
@@ -88,7 +88,7 @@ class MarkingWatch(Watch):
 
 @contextmanager
 def direct_averages_marked() -> Iterator[None]:
-    """Give averages through the memory of a host a name in the trace, as Gloo gives one to its own."""
+    """Name averages through shared memory in the trace, as Gloo names its own."""
     average = HostMemory.average
 
     def marked(self: HostMemory, tensor: torch.Tensor) -> torch.Tensor:
@@ -102,32 +102,32 @@ def direct_averages_marked() -> Iterator[None]:
         HostMemory.average = average
 
 
-_NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys for what it starts
+_NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys for the processes that it starts
 
 
 class Recorder:
-    """Records what runs between start and stop."""
+    """Runs the profiler of torch between `start` and `stop`."""
 
     def __init__(self, device: torch.device, memory: bool, stacks: bool) -> None:
         self._on_gpu = device.type == "cuda"
         activities = [ProfilerActivity.CPU]
-        if self._on_gpu and _NSIGHT not in os.environ:  # a GPU tells of itself to one listener
+        if self._on_gpu and _NSIGHT not in os.environ:  # a GPU has one profiler at a time
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities, profile_memory=memory, with_stack=stacks)
 
     def prepare(self) -> None:
-        """What takes long before the first event; done a step ahead."""
+        """Initialise the profiler, which takes long; called one step before the first traced one."""
         self._profiler.prepare_trace()
 
     def start(self) -> None:
-        """Record from here, with nothing of the steps before left on the GPU."""
+        """Start recording, when the GPU has finished the steps before."""
         if self._on_gpu:
             torch.cuda.synchronize()
             torch.cuda.profiler.start()
         self._profiler.start_trace()
 
     def stop(self) -> None:
-        """Record no more, when the GPU is through with all that was begun."""
+        """Stop recording, when the GPU has finished all submitted work."""
         if self._on_gpu:
             torch.cuda.synchronize()
         self._profiler.stop_trace()
@@ -135,18 +135,20 @@ class Recorder:
             torch.cuda.profiler.stop()
 
     def write(self, path: Path) -> None:
-        """What was recorded, as a file of Trace Event JSON, packed."""
+        """Write the trace as compressed Trace Event JSON."""
         self._profiler.export_chrome_trace(str(path))
 
 
 def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, folder: RunFolder | None) -> None:
-    """Train to the last step that is asked for as one rank, and leave what the profiler saw."""
+    """Train as one rank to the last step to trace, and write the trace."""
     with open_session("profile", config, placement, folder) as session:
         group = session.group
         agreed(group, lambda: check_parts(config, group.world_size))
         ranges = Ranges(on_gpu=session.device.type == "cuda")
         with _watched(session, ranges) as watch:
-            job = build_job(TorchFramework(), without_rests(config), group, watch, session.device, session.folder, None)
+            job = build_job(
+                TorchFramework(), without_saving(config), group, watch, session.device, session.folder, None
+            )
             job.valid_data = None
             try:
                 agreed(group, lambda: asked.check_end(job.plan.total_steps))
@@ -158,8 +160,8 @@ def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, fo
             _remove_traces_of_training(session.folder)
 
 
-def without_rests(config: RunConfig) -> RunConfig:
-    """The same training without what happens between its steps: checkpoints and TensorBoard."""
+def without_saving(config: RunConfig) -> RunConfig:
+    """The same training without checkpoints and TensorBoard."""
     return config.model_copy(
         update={
             "checkpoint": config.checkpoint.model_copy(
@@ -171,8 +173,8 @@ def without_rests(config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def _watched(session: Session, ranges: Ranges) -> Iterator[MarkingWatch]:
-    watch = MarkingWatch(session.placement, session.group.store, session.group.hosts, session.config.runtime, ranges)
+def _watched(session: Session, ranges: Ranges) -> Iterator[RangeWatch]:
+    watch = RangeWatch(session.placement, session.group.store, session.group.hosts, session.config.runtime, ranges)
     watch.writes_to(session.folder)
     try:
         with watch.explained():
@@ -186,7 +188,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
     shared = shares_first_clock(group)
     recorder = Recorder(session.device, asked.memory, asked.stacks)
     with direct_averages_marked():
-        clocks = _walk(session, job, ranges, asked, recorder)
+        clocks = _train(session, job, ranges, asked, recorder)
     job.watch.rests()
     clock = clock_of(clocks[0], clocks[1], shared)
     path = session.folder.path / "traces" / f"rank-{group.rank}.json.gz"
@@ -205,13 +207,13 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
     group.barrier("the timeline of all ranks")
 
 
-def _walk(
+def _train(
     session: Session, job: Job[TorchLearner], ranges: Ranges, asked: TracedSteps, recorder: Recorder
 ) -> list[tuple[int, int]]:
-    """Train as the loop does, and record the steps that are asked for; the clock before and after them."""
+    """Train as the loop does, and trace the requested steps; returns the clock offsets before and after them."""
     learner = job.learner
     job.begin()
-    clocks = _approach(session, job.step, asked, recorder)
+    clocks = _start_recorder(session, job.step, asked, recorder)
     for batch in job.batches():
         loss = learner.forward_backward(batch, job.logs_after(batch.step + 1))
         ranges.enter(StepPart.OPTIMIZER)
@@ -221,7 +223,7 @@ def _walk(
         if job.logs_after(job.step):
             job.log()
         ranges.close()
-        clocks += _approach(session, job.step, asked, recorder)
+        clocks += _start_recorder(session, job.step, asked, recorder)
         if job.step == asked.last:
             recorder.stop()
             return [*clocks, measure_offset(session.group)]
@@ -230,8 +232,8 @@ def _walk(
     raise stopped
 
 
-def _approach(session: Session, done: int, asked: TracedSteps, recorder: Recorder) -> list[tuple[int, int]]:
-    """Make the recorder ready a step ahead, and have all ranks begin the first traced step together."""
+def _start_recorder(session: Session, done: int, asked: TracedSteps, recorder: Recorder) -> list[tuple[int, int]]:
+    """Prepare the recorder one step ahead, and have all ranks begin the first traced step together."""
     if done == max(0, asked.first - 2):
         recorder.prepare()
     if done != asked.first - 1:

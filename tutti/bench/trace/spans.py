@@ -20,7 +20,7 @@ _STEP = re.compile(r"step (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time on a track; in nanoseconds."""
+    """An event with a duration on a track; in nanoseconds."""
 
     name: str
     kind: str  # in the profiler's words: cpu_op, user_annotation, cuda_runtime, kernel, ...
@@ -30,7 +30,7 @@ class Span:
 
     @property
     def is_work_of_gpu(self) -> bool:
-        """Whether a GPU was busy with it."""
+        """Whether a GPU was busy: a kernel or a copy."""
         return self.kind in _DEVICE_KINDS
 
     @property
@@ -39,7 +39,7 @@ class Span:
 
     @property
     def step(self) -> int | None:
-        """The step that this is the range of."""
+        """The number of the step, if this is the range of one."""
         found = _STEP.fullmatch(self.name) if self.kind == "user_annotation" else None
         return int(found.group(1)) if found else None
 
@@ -65,13 +65,13 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """A file of torch's profiler, packed or not."""
+    """Read a trace file of torch's profiler, compressed or not."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         return trace_of(json.load(file))
 
 
 def trace_of(content: dict[str, Any]) -> Trace:
-    """The events that belong to threads and streams; what the profiler tells of itself is left out.
+    """The events of threads and streams; events about the profiler itself are left out.
 
     Times in the file count from `baseTimeNanoseconds`; without it, or where they are larger than such a time can be,
     they count from 1970.
@@ -98,7 +98,7 @@ def trace_of(content: dict[str, Any]) -> Trace:
 
 
 def _nanoseconds(microseconds: float) -> int:
-    """A time in whole nanoseconds, as exactly as the number tells it."""
+    """A time in whole nanoseconds, without loss of precision."""
     whole = int(microseconds)
     return whole * 1000 + round((microseconds - whole) * 1000)
 
@@ -107,7 +107,7 @@ Interval = tuple[int, int]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The moments that are in any of them."""
+    """The union of intervals, as disjoint intervals in order."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -120,7 +120,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """The moments that are in both; each side is a union."""
+    """The intersection of two unions."""
     found: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -135,7 +135,7 @@ def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Inter
 
 
 def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """The moments of the left that are not in the right; each side is a union."""
+    """The difference of two unions."""
     if not left:
         return []
     outside: list[Interval] = []
@@ -152,7 +152,7 @@ def total(intervals: Iterable[Interval]) -> int:
 
 
 def by_track(spans: Iterable[Span]) -> dict[Track, list[Span]]:
-    """Spans by the thread or stream that they are of."""
+    """Spans by their thread or stream."""
     found: dict[Track, list[Span]] = defaultdict(list)
     for span in spans:
         found[span.track].append(span)
@@ -160,9 +160,9 @@ def by_track(spans: Iterable[Span]) -> dict[Track, list[Span]]:
 
 
 def innermost(spans: Iterable[Span]) -> Iterator[tuple[int, int, Span]]:
-    """The pieces of one track's time, each with the innermost span that holds it.
+    """The intervals of one track, each with the innermost span that contains it.
 
-    A span that outlasts the one around it, which clocks and threads can make it seem to do, is cut where that ends.
+    A span that ends after the one around it, by inexact clocks, is cut at the end of that one.
     """
     stack: list[tuple[Span, int]] = []  # with the end of each, not after that of the one around it
     at = 0

@@ -14,7 +14,7 @@ DEFAULT_STEPS = "20:25"
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """What is to be traced: steps counted from 1, the last one included."""
+    """The steps to trace, counted from 1, the last one included; with memory or Python stacks on request."""
 
     first: int
     last: int
@@ -22,7 +22,7 @@ class TracedSteps:
     stacks: bool = False
 
     def check_end(self, total_steps: int) -> None:
-        """Refuse steps that the recipe does not come to."""
+        """Refuse steps after the end of the recipe."""
         if self.last > total_steps:
             raise ConfigError(
                 f"--steps {self.first}:{self.last}: the recipe ends with step {total_steps:,}. "
@@ -43,27 +43,27 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-DIRECT = "memory:all_reduce"  # gradients averaged through the memory of a host, not through Gloo
+DIRECT = "memory:all_reduce"  # gradients averaged through shared memory, not through Gloo
 Collective = tuple[str, Interval]
 
-_QUEUED = ("gloo:", "mpi:", "ucc:")  # carried out by another thread than the one that asks
+_QUEUED = ("gloo:", "mpi:", "ucc:")  # executed by another thread than the calling one
 
 
 def is_communication(span: Span) -> bool:
-    """What carries data between ranks: an operation of the host, or a kernel of NCCL."""
+    """Returns whether a span transfers data between ranks: an operation of the host, or a kernel of NCCL."""
     if span.kind == "kernel":
         return span.name.lower().startswith("nccl")
     return span.is_on_host and span.name.startswith((*_QUEUED, DIRECT))
 
 
 def find_collectives(spans: Sequence[Span], on_gpu: bool) -> list[Collective]:
-    """Every operation between ranks, in the order of time: from where it is asked for, not only from where it runs.
+    """Every collective, in the order of time: from its submission, not only from its start.
 
-    Between the two it waits for a thread to take it. Requests are told from those for NCCL only where there is no GPU.
+    In between it waits in a queue. Without GPUs submissions can be matched; with GPUs they are mixed with NCCL's.
     """
     found = sorted((span for span in spans if is_communication(span)), key=lambda span: span.begin)
     queued = [span for span in found if span.name.startswith(_QUEUED)]
-    asked = [] if on_gpu else sorted((s for s in spans if _asks_for_it(s)), key=lambda span: span.begin)
+    asked = [] if on_gpu else sorted((s for s in spans if _submits_collective(s)), key=lambda span: span.begin)
     begins: dict[Span, Span] = dict(zip(queued, asked, strict=True)) if len(queued) == len(asked) else {}
     collectives = []
     for span in found:
@@ -73,7 +73,7 @@ def find_collectives(spans: Sequence[Span], on_gpu: bool) -> list[Collective]:
 
 
 def find_compute(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
-    """The moments in which a GPU works on other things than communication; on CPUs, in which an operator runs.
+    """The intervals in which a GPU runs kernels other than communication; on CPUs, in which operators run.
 
     An operator that communicates before it returns does not compute meanwhile.
     """
@@ -81,13 +81,15 @@ def find_compute(spans: Sequence[Span], on_gpu: bool) -> list[Interval]:
         return union((s.begin, s.end) for s in spans if s.is_work_of_gpu and not is_communication(s))
     running: list[Interval] = []
     for those in by_track(spans).values():
-        talking = union((span.begin, span.end) for span in those if is_communication(span) or _asks_for_it(span))
-        running += subtract(union((span.begin, span.end) for span in those if span.kind == "cpu_op"), talking)
+        communicating = union(
+            (span.begin, span.end) for span in those if is_communication(span) or _submits_collective(span)
+        )
+        running += subtract(union((span.begin, span.end) for span in those if span.kind == "cpu_op"), communicating)
     return union(running)
 
 
-def _asks_for_it(span: Span) -> bool:
-    """The operator by which a thread of the host asks for communication, and may wait for it."""
+def _submits_collective(span: Span) -> bool:
+    """Returns whether a span is the operator that submits a collective, and may wait for it."""
     return span.kind == "cpu_op" and span.name.startswith("c10d::")
 
 
@@ -97,7 +99,7 @@ _MOST_GAPS = 5
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in which nothing ran, and what the host was in meanwhile."""
+    """An idle interval, and what the host did meanwhile."""
 
     step: int
     part: str
@@ -106,7 +108,7 @@ class Gap:
 
 
 def longest_gaps(idle: Sequence[Interval], spans: Sequence[Span], steps: Mapping[int, Span]) -> list[Gap]:
-    """The longest of idle times, each with its step and the part of it."""
+    """The longest idle intervals, each with its step and part."""
     main = next(iter(steps.values())).track
     host = [span for span in spans if span.track == main and span.is_on_host and span.kind != "overhead"]
     parts = [span for span in host if span.name in PARTS and span.kind == "user_annotation"]
@@ -124,7 +126,7 @@ def longest_gaps(idle: Sequence[Interval], spans: Sequence[Span], steps: Mapping
 
 
 def _meanwhile(pieces: Iterable[tuple[int, int, Span]], begin: int, end: int) -> str:
-    """What held most of a gap on the main thread; inside a mere range, it is code between operators."""
+    """What the main thread did for most of an idle interval; in a range without operators, that is Python code."""
     longest: dict[str, int] = defaultdict(int)
     for left, right, span in pieces:
         if left < end and right > begin:
@@ -148,7 +150,7 @@ _WAITS = {
 
 @dataclass(frozen=True)
 class CallTotal:
-    """Calls of one name, and the nanoseconds that were theirs."""
+    """The calls of one name, and their nanoseconds in all."""
 
     name: str
     calls: int
@@ -157,7 +159,7 @@ class CallTotal:
 
 @dataclass(frozen=True)
 class Memory:
-    """What was allocated on one device while its steps were traced, in bytes."""
+    """Memory that was allocated on one device during the traced steps, in bytes."""
 
     device: str
     peak: int
@@ -172,12 +174,12 @@ class RankSummary:
     rank: int
     host: str
     on_gpu: bool
-    steps: dict[int, int]  # how long the host was in each
-    window: int  # from the first step's begin to the end of all work
+    steps: dict[int, int]  # time of the host in each
+    window: int  # from the start of the first step to the end of all work
     parts: dict[str, int]
     compute: int
     communication: int
-    exposed: int  # communication beside which nothing was computed
+    exposed: int  # communication that compute does not hide
     idle: int  # neither compute nor communication
     collectives: list[Collective]  # on the clock of the rank's host
     operators: list[CallTotal]  # by their own time, without what they call
@@ -192,7 +194,7 @@ class RankSummary:
 
 
 def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
-    """Everything about the steps that a trace holds; what is outside of them does not count."""
+    """The summary of the steps in a trace; events outside of them do not count."""
     spans = list(trace.spans())
     steps = {span.step: span for span in spans if span.step is not None and span.is_on_host}
     begin = min(span.begin for span in steps.values())
@@ -201,10 +203,11 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     spans = [span for span in spans if begin <= span.begin < end]
     on_gpu = any(span.is_work_of_gpu for span in spans)
     collectives = find_collectives(spans, on_gpu)
-    talking = intersect(union(when for _, when in collectives), [(begin, end)])
+    communicating = intersect(union(when for _, when in collectives), [(begin, end)])
     busy = intersect(find_compute(spans, on_gpu), [(begin, end)])
-    idle = subtract(subtract([(begin, end)], busy), talking)
-    held = {track: list(innermost(those)) for track, those in by_track(s for s in spans if _is_told(s)).items()}
+    idle = subtract(subtract([(begin, end)], busy), communicating)
+    tracks = by_track(span for span in spans if _is_operator_or_range(span))
+    held = {track: list(innermost(those)) for track, those in tracks.items()}
     return RankSummary(
         rank=rank,
         host=host,
@@ -213,8 +216,8 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
         window=end - begin,
         parts=_parts(spans),
         compute=total(busy),
-        communication=total(talking),
-        exposed=total(subtract(talking, busy)),
+        communication=total(communicating),
+        exposed=total(subtract(communicating, busy)),
         idle=total(idle),
         collectives=collectives,
         operators=_operators(spans, held),
@@ -225,8 +228,8 @@ def summarise(trace: Trace, rank: int, host: str) -> RankSummary:
     )
 
 
-def _is_told(span: Span) -> bool:
-    """What the host does, in words of operators and ranges: lines of code are too fine."""
+def _is_operator_or_range(span: Span) -> bool:
+    """Returns whether a span of the host is an operator or a range, not a Python function."""
     return span.is_on_host and span.kind not in ("python_function", "overhead")
 
 
@@ -242,7 +245,7 @@ Held = dict[Track, list[tuple[int, int, Span]]]
 
 
 def _operators(spans: Iterable[Span], held: Held) -> list[CallTotal]:
-    """Operators and calls of the GPU's runtime by the time in which they, and nothing that they call, ran."""
+    """Operators and calls of the CUDA runtime by self time."""
     calls: dict[str, int] = defaultdict(int)
     for span in spans:
         calls[span.name] += span.is_on_host
@@ -256,7 +259,7 @@ def _operators(spans: Iterable[Span], held: Held) -> list[CallTotal]:
 
 
 def _rows(times: Iterable[tuple[str, int]]) -> list[CallTotal]:
-    """Sums by name, the longest first."""
+    """Totals by name, the largest first."""
     sums: dict[str, list[int]] = defaultdict(list)
     for name, nanoseconds in times:
         sums[name].append(nanoseconds)
@@ -281,7 +284,7 @@ def _memory(trace: Trace, begin: int, end: int) -> list[Memory]:
 
 
 def arrivals(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> list[list[int]]:
-    """When each rank began each collective, in nanoseconds on rank 0's clock; none where ranks differ in them."""
+    """When each rank began each collective, in nanoseconds on rank 0's clock; empty if ranks have different ones."""
     kinds = {tuple(name for name, _ in summary.collectives) for summary in summaries}
     if len(kinds) != 1 or len(summaries) < 2:
         return []

@@ -13,7 +13,7 @@ _WIDEST_NAME = 64
 
 
 def write_summary(title: str, summaries: Sequence[RankSummary], offsets: Sequence[int]) -> str:
-    """The text of a summary, with times in milliseconds a step."""
+    """The text of a summary, with times in milliseconds per step."""
     on_gpu = any(summary.on_gpu for summary in summaries)
     sections = [
         [title, f"All times are milliseconds a step, over {len(summaries[0].steps)} step(s)."],
@@ -30,7 +30,7 @@ def write_summary(title: str, summaries: Sequence[RankSummary], offsets: Sequenc
 
 
 def _times(summaries: Sequence[RankSummary]) -> list[str]:
-    """Step times, the parts of a step on the host, and what the time was spent with; one row a rank."""
+    """Step times, the parts of a step on the host, compute, communication and idle time; one row for each rank."""
     parts = [part for part in PARTS if any(summary.parts[part] for summary in summaries)]
     titles = ["rank", "step", *parts, "compute", "communication", "exposed", "idle"]
 
@@ -73,7 +73,7 @@ def _communication(summaries: Sequence[RankSummary], offsets: Sequence[int]) -> 
 def _calls(
     title: str, summaries: Sequence[RankSummary], rows_of: Callable[[RankSummary], list[CallTotal]]
 ) -> list[str]:
-    """Names with their calls and times a step: the mean over ranks, and the rank with most."""
+    """Names with their calls and times per step: the mean over ranks, and the rank with the most."""
     calls: dict[str, list[float]] = defaultdict(list)
     times: dict[str, dict[int, float]] = defaultdict(dict)
     for summary in summaries:
@@ -121,7 +121,7 @@ def _memory(summaries: Sequence[RankSummary]) -> list[str]:
 
 
 def _per_step(nanoseconds: float, summary: RankSummary) -> float:
-    """Milliseconds a step."""
+    """Milliseconds per step."""
     return nanoseconds / 1e6 / len(summary.steps)
 
 

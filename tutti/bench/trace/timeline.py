@@ -15,17 +15,17 @@ import torch.distributed as dist
 from tutti.bench.trace.spans import Event, Trace, Track
 from tutti.ranks.group import Group
 
-_SLACK_NANOSECONDS = 1_000  # what a span may outlast the one around it by, and be cut
-_IDS = ("correlation", "External id")  # numbers that tie events of one rank together
+_SLACK_NANOSECONDS = 1_000  # a span that ends later than the one around it by at most this is cut
+_IDS = ("correlation", "External id")  # numbers that connect events of one rank
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far the clock of a rank's host is ahead of rank 0's, and how sure that is; in nanoseconds."""
+    """The offset of a rank's clock from rank 0's, and its uncertainty; in nanoseconds."""
 
     offset: int
     uncertainty: int
-    measured: int  # the offset that was measured, also where both have one clock
+    measured: int  # the measured offset, also if both have the same clock
 
     def as_microseconds(self) -> dict[str, float]:
         values = {"offset": self.offset, "uncertainty": self.uncertainty, "measured": self.measured}
@@ -40,11 +40,11 @@ class RankTrace:
     host: str
     clock: ClockOffset
     begin: int  # of its first event, in nanoseconds since 1970 on its own clock
-    read: Callable[[], Trace]  # only when its turn comes: traces are large
+    read: Callable[[], Trace]  # called when its trace is written: traces are large
 
 
 def write_timeline(path: Path, parts: list[RankTrace], steps: tuple[int, int]) -> None:
-    """Put the traces of all ranks into one file, packed."""
+    """Write the traces of all ranks into one compressed file."""
     base = min(part.begin - part.clock.offset for part in parts)
     header = {
         "displayTimeUnit": "ms",
@@ -65,8 +65,8 @@ def write_timeline(path: Path, parts: list[RankTrace], steps: tuple[int, int]) -
 
 
 def timeline_events(trace: Trace, part: RankTrace, base: int, ranks: int) -> Iterator[Event]:
-    """One rank's events as one process of the timeline, with numbers that no other rank has."""
-    process = part.rank + 1  # viewers keep 0 for the kernel
+    """The events of one rank as one process of the timeline, with ids that are unique over ranks."""
+    process = part.rank + 1  # viewers use 0 for the kernel
     lanes = nested(trace.events)
     tracks = _tracks(trace, {(*track, lane) for track, lane, _ in lanes}, process)
     yield _name(process, 0, "process_name", name=f"rank {part.rank} on host {part.host}")
@@ -89,10 +89,10 @@ def timeline_events(trace: Trace, part: RankTrace, base: int, ranks: int) -> Ite
 
 
 def nested(events: Iterable[Event]) -> list[tuple[Track, int, Event]]:
-    """Events with their track and a lane of it, in the order of time, so that the spans of a lane nest.
+    """Events with their track and a lane in it, in the order of time, so that the spans of a lane nest.
 
-    Viewers drop a span that begins inside another and ends after it. A small difference is cut off, and what really
-    runs beside something else gets a lane of its own.
+    Viewers drop a span that begins inside another and ends after it. A small difference is cut off; spans that really
+    overlap get lanes of their own.
     """
     open_ends: dict[tuple[int, int, int], list[int]] = {}
     placed: list[tuple[Track, int, Event]] = []
@@ -148,7 +148,7 @@ def _track_name(trace: Trace, track: Track) -> str:
 
 
 def _counter(event: Event) -> Event:
-    """What is allocated, as a curve."""
+    """A memory event as a counter event."""
     arguments = event.get("args", {})
     device = arguments.get("Device Id", -1)
     name = "CPU memory" if device < 0 else f"GPU {device} memory"
@@ -161,7 +161,7 @@ def _counter(event: Event) -> Event:
 
 
 def _own(number: Any, rank: int, ranks: int) -> Any:
-    """A number that no other rank has."""
+    """An id that is unique over ranks."""
     return number * ranks + rank if isinstance(number, int) else f"{rank}.{number}"
 
 
@@ -175,27 +175,26 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class ClockReading:
-    """A question to rank 0 and its answer, in nanoseconds: when it was sent and came back here, when heard there."""
+    """A message to rank 0 and its reply: sent and received on this clock, answered on rank 0's; in nanoseconds."""
 
     sent: int
-    heard: int
-    came: int
+    answered: int
+    received: int
 
 
 def offset_of(exchanges: Sequence[ClockReading]) -> tuple[int, int]:
-    """How far this clock is ahead of rank 0's, from the quickest exchange, and how wrong that can be.
+    """The offset of this clock from rank 0's, from the shortest round trip, and its uncertainty.
 
-    Rank 0 has heard at some time between question and answer: half of the round trip is the most that the middle can be
-    off.
+    Rank 0 answered at some time between the two: the midpoint is wrong by at most half of the round trip.
     """
-    best = min(exchanges, key=lambda one: one.came - one.sent)
-    return (best.sent + best.came) // 2 - best.heard, (best.came - best.sent + 1) // 2
+    best = min(exchanges, key=lambda one: one.received - one.sent)
+    return (best.sent + best.received) // 2 - best.answered, (best.received - best.sent + 1) // 2
 
 
 def clock_of(before: tuple[int, int], after: tuple[int, int], shared: bool) -> ClockOffset:
-    """What two measurements, before and after a trace, say: their middle, and what they differ by as a doubt more.
+    """The mean of two measurements, before and after a trace; half of their difference adds to the uncertainty.
 
-    Ranks under one kernel have one clock: its offset is nothing, whatever was measured.
+    Ranks under one kernel have the same clock: its offset is 0, whatever was measured.
     """
     measured = (before[0] + after[0]) // 2
     if shared:
@@ -204,7 +203,7 @@ def clock_of(before: tuple[int, int], after: tuple[int, int], shared: bool) -> C
 
 
 def measure_offset(group: Group) -> tuple[int, int]:
-    """This rank's clock against rank 0's, and the uncertainty; every rank enters, one after the other has its turn."""
+    """The offset of this clock from rank 0's, and its uncertainty; every rank must call this, and they take turns."""
     message = torch.zeros(1, dtype=torch.int64)
     exchanges: list[ClockReading] = [ClockReading(0, 0, 0)]
     for rank in range(1, group.world_size):
@@ -226,7 +225,7 @@ def _ask(message: torch.Tensor) -> ClockReading:
 
 
 def shares_first_clock(group: Group) -> bool:
-    """Whether this rank runs under the same kernel as rank 0; every rank enters."""
+    """Returns whether this rank runs under the same kernel as rank 0; every rank must call this."""
     boot = _BOOT.read_text().strip() if _BOOT.exists() else f"rank {group.rank}"
     boots = group.gather(boot)
     return boots[0] == boot
