@@ -1,4 +1,4 @@
-"""Measurements over real sockets of this host, marks in real folders, and what is said when they fail."""
+"""Measurements over real sockets of this host, test files in real folders, and the messages when they fail."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ import pytest
 
 from tutti.doctor.exchange import decode
 from tutti.doctor.facts import Facts
-from tutti.doctor.hosts import find_marks, judge_folder, leave_mark, nearest_folder, remove_mark
+from tutti.doctor.hosts import find_test_files, judge_folder, nearest_folder, remove_test_file, write_test_file
 from tutti.doctor.links import Server, close_all, connect, connect_all, measure, measure_clock
 from tutti.doctor.plan import (
     HostAddress,
@@ -48,7 +48,7 @@ def test_a_client_without_the_secret_is_refused(place: HostAddress) -> None:
         connect(place, "x" * len(SECRET))
 
 
-def test_all_connections_are_tried_at_once_and_the_dead_ones_tell_why(place: HostAddress) -> None:
+def test_connections_are_tried_at_once_and_failures_give_their_reason(place: HostAddress) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     found = connect_all({0: place, 7: HostAddress("gone", "127.0.0.1", port)}, SECRET)
@@ -75,7 +75,7 @@ def ranks() -> list[Facts]:
     ]
 
 
-def test_one_rank_stands_for_each_host() -> None:
+def test_one_rank_is_chosen_for_each_host() -> None:
     plan = make_plan(ranks(), "/runs", SECRET, quick=False)
     assert plan.ranks == [0, 1, 2, 3]
     assert plan.first_ranks == [0, 2, 3]
@@ -92,12 +92,12 @@ def test_connections_that_fail_one_way_or_both_are_dead_links() -> None:
     ]
     links = {(link.first, link.second): link for link in gather_links(plan, answers)}
     assert links["a", "b"].error is None
-    assert links["a", "c"].error == "host c finds no connection to a: no answer (the other way round there is one)"
+    assert links["a", "c"].error == "host c finds no connection to a: no answer (in the other direction there is one)"
     assert links["b", "c"].error == "host b finds no connection to c: no answer"
     assert len(gather_links(plan, [answers[0], None, None])) == 2
 
 
-def test_addresses_that_nobody_reaches_are_faults() -> None:
+def test_addresses_that_no_host_reaches_are_faults() -> None:
     facts = [
         *ranks(),
         Facts(rank=4, host="d", address="", interface="eth7"),
@@ -109,7 +109,7 @@ def test_addresses_that_nobody_reaches_are_faults() -> None:
     assert check_addresses([Facts(host="a", address="127.0.0.1")]) == []
 
 
-def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
+def test_hosts_of_one_name_are_distinguished_by_their_addresses() -> None:
     facts = [
         Facts(host="node", address="10.0.0.1"),
         Facts(rank=1, host="node", address="10.0.0.2"),
@@ -118,16 +118,16 @@ def test_hosts_of_one_name_are_told_apart_by_their_addresses() -> None:
     assert [each.host for each in name_hosts_apart(facts)] == ["node (10.0.0.1)", "node (10.0.0.2)", "b"]
 
 
-def test_marks_are_seen_by_who_shares_the_folder(tmp_path: Path) -> None:
-    assert leave_mark(tmp_path, SECRET, 0) is None
-    assert leave_mark(tmp_path, SECRET, 2) is None
-    assert find_marks(tmp_path, SECRET, [0, 2], seconds=0) == [0, 2]
-    assert find_marks(tmp_path, SECRET, [0, 1, 2], seconds=0) == [0, 2]
+def test_test_files_are_visible_to_hosts_that_share_the_folder(tmp_path: Path) -> None:
+    assert write_test_file(tmp_path, SECRET, 0) is None
+    assert write_test_file(tmp_path, SECRET, 2) is None
+    assert find_test_files(tmp_path, SECRET, [0, 2], seconds=0) == [0, 2]
+    assert find_test_files(tmp_path, SECRET, [0, 1, 2], seconds=0) == [0, 2]
     for number in (0, 1, 2):
-        remove_mark(tmp_path, SECRET, number)
+        remove_test_file(tmp_path, SECRET, number)
     assert list(tmp_path.iterdir()) == []
-    assert leave_mark(tmp_path / "nothing", SECRET, 0) == "it is not there"
-    assert find_marks(tmp_path / "nothing", SECRET, [0], seconds=0) == []
+    assert write_test_file(tmp_path / "nothing", SECRET, 0) == "it does not exist"
+    assert find_test_files(tmp_path / "nothing", SECRET, [0], seconds=0) == []
     assert nearest_folder(tmp_path / "a" / "b") == tmp_path
 
 
@@ -135,7 +135,7 @@ def test_hosts_without_the_shared_folder_are_named() -> None:
     hosts = ["a", "b", "c", "d"]
     assert judge_folder("/runs", hosts, {}, {0: [0, 1, 2, 3], 1: [0], 2: [0], 3: [0]}) == []
     (apart,) = judge_folder("/runs", hosts, {}, {0: [0, 1], 1: [0], 2: [], 3: []})
-    assert apart.line().startswith("fault: hosts c, d and host a do not share /runs: what one writes there")
-    absent, apart = judge_folder("/runs", hosts, {2: "it is not there"}, {0: [0, 1], 1: [0], 2: [], 3: [0]})
-    assert absent.line().startswith("fault: host c cannot use the run's folder /runs: it is not there.")
+    assert apart.line().startswith("fault: hosts c, d and host a do not share /runs: files of one are not visible")
+    absent, apart = judge_folder("/runs", hosts, {2: "it does not exist"}, {0: [0, 1], 1: [0], 2: [], 3: [0]})
+    assert absent.line().startswith("fault: host c cannot use the run's folder /runs: it does not exist.")
     assert apart.line().startswith("fault: host d and host a do not share /runs")

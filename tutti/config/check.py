@@ -1,4 +1,4 @@
-"""What can be refused before anything starts: targets, names of parts and batches; imports little."""
+"""Checks before anything starts: targets, names of parts, batches; without imports of torch."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ from tutti.units import is_lower_better
 
 
 def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> bool:
-    """Whether all metrics of a target have reached their values; one that was not measured has not, nor has a NaN."""
+    """Returns whether all metrics of a target have reached their values; a missing metric or a NaN has not."""
     return all(
         metric in results and (results[metric] <= value if is_lower_better(metric) else results[metric] >= value)
         for metric, value in target.items()
@@ -19,14 +19,14 @@ def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> boo
 
 
 def check_measured(given: str, metric: str, recipe: str, metrics: Iterable[str]) -> None:
-    """Refuse a target for a metric that is not among those of a run, named as in `metrics` of its recipe."""
+    """Refuse a target for a metric that a run with these `metrics` does not measure."""
     known = [f"valid_{name.rpartition(':')[2]}" for name in ("loss", *metrics)]
     if metric not in known:
         raise ConfigError(f"{given}: {recipe} measures {', '.join(known)}, and no {metric!r}.{nearest(metric, known)}")
 
 
 def check_parts(config: RunConfig, world_size: int) -> None:
-    """Refuse what is wrong whatever the data: names that do not import, batches that do not split."""
+    """Check what does not depend on data: names that cannot be imported, batches that do not split."""
     if config.framework == "torch":
         for part in (config.data, config.model, config.loss, config.optim):
             part.locate()

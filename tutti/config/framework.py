@@ -1,4 +1,4 @@
-"""What a recipe may ask for in the framework it names; what does not exist there is refused before anything starts."""
+"""Checks that the framework of a recipe has the parts and settings that the recipe names."""
 
 from importlib.util import find_spec
 
@@ -8,19 +8,19 @@ from tutti.config.schema import Section
 from tutti.errors import ConfigError
 
 _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}  # by the backend of Keras
-# Keras keeps images with their channels innermost, so that this switch asks for what is there.
-_GRANTED = {"speed.channels_last": (True, "gpu")}
+# Keras uses the channels-last format in any case, so that this setting is accepted.
+_ACCEPTED = {"speed.channels_last": (True, "gpu")}
 
 
 def keras_backend(config: RunConfig) -> str:
-    """What Keras computes with in a run."""
+    """The backend of Keras in a run."""
     return config.backend or "tensorflow"
 
 
 def check_framework(config: RunConfig) -> None:
-    """Refuse what the framework of a recipe does not have, and say what it has."""
+    """Refuse parts and settings that the framework of a recipe does not have, and name those it has."""
     if config.framework == "torch":
-        _refuse_beside_torch(config)
+        _refuse_with_torch(config)
         return
     if config.framework == "tensorflow" and keras_backend(config) != "tensorflow":
         raise ConfigError(
@@ -32,7 +32,7 @@ def check_framework(config: RunConfig) -> None:
 
 
 def check_installed(config: RunConfig) -> None:
-    """Refuse a framework that is not installed, with the line that installs it."""
+    """Refuse a framework that is not installed, with the command that installs it."""
     if config.framework == "torch":
         return
     backend = keras_backend(config)
@@ -44,7 +44,7 @@ def check_installed(config: RunConfig) -> None:
             raise ConfigError(f"{chosen} needs the package {package}, which is not installed. Install it: {line}")
 
 
-def _refuse_beside_torch(config: RunConfig) -> None:
+def _refuse_with_torch(config: RunConfig) -> None:
     if config.backend is not None:
         raise ConfigError(
             f"backend={config.backend!r} with framework=torch: only Keras has backends. "
@@ -89,7 +89,7 @@ def _check_options(config: RunConfig) -> None:
     for name, section in (("speed", config.speed), ("ddp", config.ddp)):
         for key, default in _defaults(section).items():
             given, full = getattr(section, key), f"{name}.{key}"
-            if given not in (default, *_GRANTED.get(full, ())):
+            if given not in (default, *_ACCEPTED.get(full, ())):
                 shown = "null" if default is None else str(default).lower()
                 raise ConfigError(
                     f"{full}={given!r} with {framework}: a setting of torch. Set {full}={shown}, or framework=torch."

@@ -1,4 +1,4 @@
-"""From a recipe's name and overrides to a frozen configuration that knows where each value came from."""
+"""From the name of a recipe and overrides to a frozen configuration, with the source of each value."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tutti.errors import ConfigError, nearest
 
 Key = tuple[str, ...]
 COMMAND_LINE = "command line"
-# Setting one of these in a later layer drops the other from the earlier ones.
+# If a later layer sets one of these, the other is dropped from earlier layers.
 _ALTERNATIVES: dict[Key, Key] = {
     ("batch", "global"): ("batch", "per_rank"),
     ("batch", "per_rank"): ("batch", "global"),
@@ -36,19 +36,19 @@ _EXPECTED = {
 
 @dataclass
 class Layers:
-    """Values by dotted key, merged layer by layer; each remembers its source."""
+    """Values by key, merged layer by layer, with the source of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[Key, str] = field(default_factory=dict)
 
     def add(self, given: Mapping[str, Any], source: str) -> None:
-        """Lay new values over the old ones."""
+        """Add a layer: new values replace old ones."""
         given = _expanded(given)
-        for section in parts.SECTIONS:  # another part's options mean nothing to this one
+        for section in parts.SECTIONS:  # options of another part do not apply
             new, old = _name_in(given, section), _name_in(self.values, section)
             if None not in (new, old) and new != old:
                 self._drop((section,))
-        if "stop_at" in given:  # which has one metric
+        if "stop_at" in given:  # it has exactly one metric
             self._drop(("stop_at",))
         leaves = dict(_leaves(given))
         for key, other in _ALTERNATIVES.items():
@@ -84,7 +84,7 @@ class Resolved:
     sources: Mapping[Key, str]
 
     def entries(self) -> Iterator[tuple[Key, Any, str]]:
-        """Every key with its value and where it came from."""
+        """Every key with its value and source."""
         for key, value in _leaves(self.config.plain()):
             sources = (self.sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.sources)
             yield key, value, next(sources, "default")
@@ -101,7 +101,7 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     layers = Layers()
     for source, values in _chain(path, run):
         layers.add(values, source)
-    typed = Layers()  # all overrides are one layer, whatever their order
+    typed = Layers()  # all overrides are one layer, in any order
     for text in overrides:
         typed.add(_parse_override(text), COMMAND_LINE)
     layers.add(typed.values, COMMAND_LINE)
@@ -119,7 +119,7 @@ def resolve_values(values: Mapping[str, Any]) -> RunConfig:
 
 
 def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None) -> RunConfig:
-    """Freeze plain values into a configuration, or explain every one that is wrong."""
+    """Validate plain values; raises ConfigError with a line for each that is wrong."""
     try:
         config = RunConfig.model_validate(values)
     except pydantic.ValidationError as error:
@@ -130,7 +130,7 @@ def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None
 
 
 def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """The layers of a run, the one it extends first."""
+    """The layers of a run, those of the run that it extends first."""
     runs = read_runs(path, set(RunConfig.model_fields))
     if run not in runs:
         raise ConfigError(
@@ -159,7 +159,7 @@ def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> lis
 
 
 def _expanded(values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
-    """The values with the variables in their texts filled in."""
+    """The values with environment variables in texts replaced."""
     filled: dict[str, Any] = {}
     for name, value in values.items():
         key = (*prefix, str(name))
@@ -195,7 +195,7 @@ def _leaves(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, 
 
 
 def _explain(error: dict[str, Any], sources: Mapping[Key, str]) -> str:
-    """One of pydantic's findings as a line that names the value, the expectation and the fix."""
+    """An error of pydantic as a line with the value, the expectation and the fix."""
     key = _key_of(error["loc"])
     name, given, kind = ".".join(map(str, key)), error["input"], error["type"]
     source = sources.get(tuple(map(str, key)))
@@ -239,7 +239,7 @@ def _key_of(loc: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _known_keys(loc: tuple[Any, ...]) -> list[str]:
-    """The keys that stand beside the one at a location."""
+    """The known keys of the group at a location."""
     if len(loc) == 1:
         return list(RunConfig.model_fields)
     if loc[0] in parts.SECTIONS:

@@ -1,4 +1,4 @@
-"""The options of every part that a recipe can name, and where the part is implemented; nothing is imported here."""
+"""The options of every part that a recipe can name, and where it is implemented; no part is imported here."""
 
 import importlib
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,12 +11,12 @@ from tutti.errors import ConfigError, nearest
 FRAMEWORKS = {
     "torch": "PyTorch, with gradients averaged by DistributedDataParallel.",
     "keras": "Keras 3 and its `fit`, on backend=tensorflow, torch or jax.",
-    "tensorflow": "TensorFlow 2, with a gradient tape in a loop of ours.",
+    "tensorflow": "TensorFlow 2, with a gradient tape in tutti's own loop.",
 }
 
 
 def locate(target: str) -> Any:
-    """Import `package.module:object`; the user's own error is shown when that fails."""
+    """Import `package.module:object`; an error of the module is shown as it is."""
     module_name, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -39,7 +39,7 @@ class PartOptions(Section):
     """A part named in a recipe, with its options beside the name."""
 
     target: ClassVar[str] = ""
-    keras_target: ClassVar[str] = ""  # the same part made of Keras, for the frameworks keras and tensorflow
+    keras_target: ClassVar[str] = ""  # the same part in Keras, for the frameworks keras and tensorflow
     name: str
 
     @classmethod
@@ -56,7 +56,7 @@ class PartOptions(Section):
         return locate(self.target or self.name)
 
     def locate_in_keras(self) -> Any:
-        """Import the object behind the name that is made of Keras."""
+        """Import the Keras version of the object behind the name."""
         return locate(self.keras_target)
 
 
@@ -130,7 +130,7 @@ class CifarFastOptions(PartOptions):
     target = "tutti.models.cifar_fast:CifarFast"
     name: Literal["cifar_fast"] = "cifar_fast"
     widths: tuple[Count, Count, Count] = (64, 256, 256)
-    views: Literal[1, 2, 6] = 6  # of each image in validation: as it is, mirrored, and moved by a pixel
+    views: Literal[1, 2, 6] = 6  # of each image in validation: unchanged, mirrored, and shifted by a pixel
 
 
 class ResNetSmallOptions(PartOptions):
@@ -144,8 +144,8 @@ class ResNetSmallOptions(PartOptions):
 class ResnetOptions(PartOptions):
     """A residual network."""
 
-    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 stride 2 and a pool, or 3x3 for small images
-    zero_init_last: Switch = True  # blocks begin as identities
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 with stride 2 and a pool, or 3x3 for small images
+    zero_init_last: Switch = True  # residual blocks start as identities
 
 
 class Resnet18Options(ResnetOptions):
@@ -187,7 +187,7 @@ class DatasetOptions(PartOptions):
     """A source of training and validation samples."""
 
     workers: Natural = 0  # loader processes on each rank, for datasets read sample by sample
-    prefetch: Natural | None = None  # batches made ready ahead of the step; chosen by the device when open
+    prefetch: Natural | None = None  # batches to prefetch; null: chosen by the device
 
     @classmethod
     def frameworks(cls) -> tuple[str, ...]:
@@ -197,11 +197,11 @@ class DatasetOptions(PartOptions):
         return self.model_dump(exclude={"name", "workers", "prefetch"})
 
     def train_samples(self) -> int | None:
-        """Training samples where that is known without reading data."""
+        """The number of training samples, if it is known without reading data."""
         return None
 
     def prepare(self) -> None:
-        """Make data that is not there yet, where the recipe allows it; one process does it before the others look."""
+        """Create missing data, if the recipe allows it; rank 0 calls this before the others look for data."""
 
 
 class DigitsOptions(DatasetOptions):
@@ -251,10 +251,10 @@ class Cifar10Options(DatasetOptions):
     path: str = "data/cifar10"  # a folder, or an archive
     shift: Natural = 0  # random shift of the training images, in pixels
     flip: Literal[True, False, "alternate"] = (
-        False  # mirror half of the training images; alternate: the other half next
+        False  # mirror half of the training images; alternate: the other half in the next epoch
     )
-    fill: Literal["zero", "edge", "reflect"] = "edge"  # what a shift brings in
-    cache: str | None = None  # where decoded images are kept; open: TUTTI_CACHE or ~/.cache/tutti
+    fill: Literal["zero", "edge", "reflect"] = "edge"  # pixels outside of the image
+    cache: str | None = None  # folder for decoded images; null: TUTTI_CACHE or ~/.cache/tutti
 
 
 class ImagesOptions(DatasetOptions):
@@ -270,13 +270,13 @@ class ImagesOptions(DatasetOptions):
     shift: NonNegative = 0.33  # shift_zoom: of height and width
     zoom: Fraction = 0.5  # shift_zoom: a factor from 1 - zoom to 1 + zoom for each axis
     flip: Switch = True
-    centre: Positive = 0.875  # the part of the shorter side that validation sees
-    classes: Count | None = None  # only the first of them by name
+    centre: Positive = 0.875  # the part of the shorter side that is used in validation
+    classes: Count | None = None  # only the first so many by name
     corrupt: Literal["refuse", "skip"] = "refuse"
 
 
 class NbodyOptions(DatasetOptions):
-    """Crops of matched N-body and hydro boxes in HDF5 files, turned by the symmetries of the cube."""
+    """Crops of matched N-body and hydro boxes in HDF5 files, rotated by the symmetries of the cube."""
 
     target = "tutti.data.nbody.dataset:nbody"
     name: Literal["nbody"] = "nbody"
@@ -287,9 +287,9 @@ class NbodyOptions(DatasetOptions):
     train_samples_: Count = Field(default=65536, alias="train_samples")
     valid_samples: Count = 8192
     symmetries: Switch = True
-    vectors: Switch = True  # velocities turn with the axes; false leaves them, as the tutorials do
-    box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a box that is made here, or of random numbers
-    make: Switch = False  # make boxes that are not there
+    vectors: Switch = True  # velocities rotate with the axes; false leaves them, as the tutorials do
+    box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a created box, or of random numbers
+    make: Switch = False  # create missing boxes
 
     @classmethod
     def frameworks(cls) -> tuple[str, ...]:

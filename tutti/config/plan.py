@@ -1,4 +1,4 @@
-"""Batch arithmetic: what a global batch means on a given number of ranks."""
+"""Batch arithmetic: the global batch on a given number of ranks."""
 
 import math
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """Forward passes that one rank makes for one step."""
+        """Forward passes of one rank in a step."""
         return self.per_rank_batch // self.micro_batch
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in an epoch; the ragged rest of the order is left out, another one each epoch."""
+        """Whole global batches in an epoch; the remaining samples are left out, different ones in each epoch."""
         return self.train_samples // self.global_batch
 
     @property
@@ -36,7 +36,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, world_size: int, train_samples: int) -> Plan:
-    """Split the global batch over the ranks, or say why it does not split."""
+    """Split the global batch over the ranks; raises ConfigError if it does not split."""
     batch = config.batch
     per_rank_batch, unit = batch.per_rank, world_size * (batch.micro or 1)
     global_batch = per_rank_batch * world_size if per_rank_batch is not None else batch.global_batch or 0
@@ -75,6 +75,6 @@ def _check_split(global_batch: int, world_size: int, micro: int | None, most: in
         )
 
 
-def _nearest_divisor(number: int, wish: int) -> int:
+def _nearest_divisor(number: int, wanted: int) -> int:
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return min(small + [number // divisor for divisor in reversed(small)], key=lambda divisor: abs(divisor - wish))
+    return min(small + [number // divisor for divisor in reversed(small)], key=lambda divisor: abs(divisor - wanted))

@@ -1,4 +1,4 @@
-"""Where recipes are: the built-in ones by name, a user's own by path; reading them as YAML."""
+"""Finds recipes, built-in ones by name and others by path, and reads them as YAML."""
 
 import os
 import re
@@ -15,15 +15,15 @@ from tutti.errors import ConfigError, nearest
 DEFAULT_RUN = "base"
 _PACKAGE = Path(__file__).parent.parent
 BUILT_IN = next((p for p in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if p.is_dir()), _PACKAGE / "recipes")
-_MOST_VALUES = 100_000  # in a file, those that aliases repeat counted each time
+_MOST_VALUES = 100_000  # in a file, with repetitions by aliases
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the floats that people write: 3e-4 is a number, as in YAML 1.2."""
+    """YAML in which 3e-4 is a number, as in YAML 1.2."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """A whole number that Python can also write: hexadecimal digits have no limit, decimal ones do."""
+        """An integer that Python can also print: only decimal digits are limited."""
         value = super().construct_yaml_int(node)
         str(value)  # a ValueError beyond the limit
         return value
@@ -43,7 +43,7 @@ for _side in (_Loader, _Dumper):
 
 
 def read_yaml(path: Path, what: str = "") -> Any:
-    """The value of a YAML file, or an error that names the file; `what` says what it was given as."""
+    """The value of a YAML file, or an error that names the file; `what` is the option or role of the file."""
     where = f"{what} {path}".strip()
     try:
         text = path.read_text()
@@ -54,7 +54,7 @@ def read_yaml(path: Path, what: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text, or an error that names the place; every file of YAML is read by this."""
+    """The value of a YAML text, or an error that names the place; all YAML files are read by this function."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -66,14 +66,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: its values are nested too deeply: expected a few levels.") from None
     except ConfigError:
         raise
-    except Exception as error:  # besides YAMLError, values with a tag that does not fit them raise many kinds
+    except Exception as error:  # besides YAMLError, values that do not fit their tag raise many kinds
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', None) or error}.") from error
 
 
 def _check_nodes(root: yaml.Node, where: str) -> None:
-    """Refuse a key that is there twice in a mapping, and aliases that stand for very many values or for themselves."""
+    """Refuse a repeated key in a mapping, and aliases that expand to very many values or to themselves."""
     waiting, seen = [root], 0
     while waiting:
         node = waiting.pop()
@@ -105,12 +105,12 @@ def _check_keys(mapping: yaml.MappingNode, where: str) -> None:
 
 
 def dump_yaml(values: Any) -> str:
-    """Plain values as YAML that `parse_yaml` reads back as they were."""
+    """Plain values as YAML that `parse_yaml` reads back unchanged."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
 def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
-    """The named runs of a recipe file; a file with the keys of a run at its top holds one run, `base`."""
+    """The named runs of a recipe file; a file with the keys of a run at its top level has one run, `base`."""
     content = read_yaml(path, "recipe")
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"recipe {path}: expected a mapping of runs or of a run's keys, found {content!r:.60}.")
@@ -124,7 +124,7 @@ def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
 
 
 def find(recipe: str) -> tuple[Path, str]:
-    """The file and the run in it that a recipe's name means: `mnist`, `mnist/large_batch`, `my.yaml`, `my.yaml/run`."""
+    """The file and the run of a recipe's name: `mnist`, `mnist/large_batch`, `my.yaml`, `my.yaml/run`."""
     for path, run in ((recipe, DEFAULT_RUN), recipe.rpartition("/")[::2]):
         if path.endswith((".yaml", ".yml")) and isfile(path):
             return Path(path), run
@@ -171,7 +171,7 @@ def expand(text: str, where: str) -> str:
 
 
 def make_importable(recipe: str) -> None:
-    """Have module:object names found in this folder and beside the recipe, here and on the ranks started here."""
+    """Add this folder and the folder of the recipe to the module search path, also for ranks started here."""
     for folder in (Path.cwd(), Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

@@ -25,11 +25,11 @@ from tutti.errors import nearest
 
 
 class RunConfig(Section):
-    """What a run is, without a word about ranks or machines."""
+    """The configuration of a run, independent of ranks and machines."""
 
     recipe: str = "unnamed"
     framework: Literal["torch", "keras", "tensorflow"] = "torch"
-    backend: Literal["tensorflow", "torch", "jax"] | None = None  # what Keras computes with; open: tensorflow
+    backend: Literal["tensorflow", "torch", "jax"] | None = None  # of Keras; null: tensorflow
     data: DatasetPart
     model: ModelPart
     loss: LossPart = CrossEntropyOptions()
@@ -38,8 +38,8 @@ class RunConfig(Section):
     batch: BatchConfig
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: Count
-    max_steps: Count | None = None  # the run ends there if its epochs have more
-    stop_at: dict[str, Number] | None = None  # a validation metric and the value with which the run ends
+    max_steps: Count | None = None  # the run ends after so many if its epochs have more
+    stop_at: dict[str, Number] | None = None  # a validation metric and the value at which the run ends
     seed: Seed = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()
@@ -70,12 +70,12 @@ class RunConfig(Section):
         return {name.rpartition(":")[2]: locate(METRICS[name][0] if name in METRICS else name) for name in self.metrics}
 
     def as_yaml(self) -> str:
-        """The configuration as a recipe's text; a user's options keep the types that YAML has, such as dates."""
+        """The configuration as the text of a recipe; options of user parts keep types of YAML, such as dates."""
         try:
             return dump_yaml(self.model_dump(by_alias=True))
-        except yaml.representer.RepresenterError:  # a Path, for example, which is then a text
+        except yaml.representer.RepresenterError:  # a Path, for example, which is written as text
             return dump_yaml(self.plain())
 
     def plain(self) -> dict[str, Any]:
-        """The configuration as plain values, in the words of a recipe."""
+        """The configuration as plain values, with the keys of a recipe."""
         return self.model_dump(mode="json", by_alias=True)

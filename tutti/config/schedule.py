@@ -41,54 +41,54 @@ class Schedule:
 
 
 def scale_factor(rule: str, global_batch: int, base_batch: int) -> float:
-    """What a scaling rule multiplies the rate with when the batch grows from base to global."""
+    """The factor of a scaling rule for a batch that grows from base to global."""
     ratio = global_batch / base_batch
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
 
 
 def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
     """The schedule of a recipe for a plan of steps."""
-    wish = config.schedule
+    given = config.schedule
     base = config.batch.base or plan.global_batch
-    if wish.scaling != "none" and config.batch.base is None:
+    if given.scaling != "none" and config.batch.base is None:
         raise ConfigError(
-            f"schedule.scaling={wish.scaling!r} needs batch.base, the global batch that optim.lr was chosen for. "
+            f"schedule.scaling={given.scaling!r} needs batch.base, the global batch that optim.lr was chosen for. "
             "Set batch.base=..., or schedule.scaling=none."
         )
-    if wish.warmup_steps is not None:
-        warmup = wish.warmup_steps
+    if given.warmup_steps is not None:
+        warmup = given.warmup_steps
     else:
-        warmup = _in_steps(wish.warmup_epochs or 0, plan)
+        warmup = _in_steps(given.warmup_epochs or 0, plan)
     if warmup > plan.total_steps:
         raise ConfigError(
             f"a warm-up of {warmup} steps is longer than the whole run of {plan.total_steps} steps "
             f"({plan.epochs} epochs of {plan.steps_per_epoch}). Shorten schedule.warmup_*, or raise epochs."
         )
-    peak = config.optim.lr * scale_factor(wish.scaling, plan.global_batch, base)
-    highest = math.prod([max(peak, config.optim.lr, 1.0), *(max(wish.factor, 1.0) for _ in wish.milestones)])
+    peak = config.optim.lr * scale_factor(given.scaling, plan.global_batch, base)
+    highest = math.prod([max(peak, config.optim.lr, 1.0), *(max(given.factor, 1.0) for _ in given.milestones)])
     if not math.isfinite(highest * min(plan.total_steps, 1e12)):
         raise ConfigError(
-            f"optim.lr={config.optim.lr:g}, scaled to {peak:g}, with schedule.factor={wish.factor:g}: expected finite "
+            f"optim.lr={config.optim.lr:g}, scaled to {peak:g}, with schedule.factor={given.factor:g}: expected finite "
             "rates at all steps. Set a smaller optim.lr, or a smaller schedule.factor."
         )
-    if wish.decay in ("cosine", "linear") and wish.end_lr > peak:
+    if given.decay in ("cosine", "linear") and given.end_lr > peak:
         raise ConfigError(
-            f"schedule.end_lr={wish.end_lr:g} is above the rate of {peak:g} that the decay starts from. "
+            f"schedule.end_lr={given.end_lr:g} is above the rate of {peak:g} that the decay starts from. "
             f"Set schedule.end_lr to less than {peak:g}."
         )
     return Schedule(
         unscaled_lr=config.optim.lr,
         peak_lr=peak,
         warmup_steps=warmup,
-        warmup_from_zero=wish.warmup_from == "zero",
-        decay=wish.decay,
-        end_lr=wish.end_lr,
+        warmup_from_zero=given.warmup_from == "zero",
+        decay=given.decay,
+        end_lr=given.end_lr,
         total_steps=plan.total_steps,
-        milestones=tuple(_in_steps(epoch, plan) for epoch in wish.milestones),
-        factor=wish.factor,
+        milestones=tuple(_in_steps(epoch, plan) for epoch in given.milestones),
+        factor=given.factor,
     )
 
 
 def _in_steps(epochs: float, plan: Plan) -> int:
-    """A time in epochs as a number of steps; one far beyond any run stays finite."""
+    """Convert epochs to steps; very large values stay finite."""
     return round(min(epochs, 1e12) * plan.steps_per_epoch)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-LARGEST_SEED = 2**63 - 1  # what torch, NumPy and Keras all take, with a few added to it
+LARGEST_SEED = 2**63 - 1  # accepted by torch, NumPy and Keras, also with small offsets
 
 
 def _check_seed(seed: int) -> int:
@@ -24,7 +24,7 @@ NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Switch = Annotated[bool, Field(strict=True)]
-Where = Literal[True, False, "gpu"]  # everywhere, nowhere, or only on a GPU
+Where = Literal[True, False, "gpu"]  # on every device, on none, or only on GPUs
 
 
 class Section(BaseModel):
@@ -78,20 +78,20 @@ MOST_DIRECT_BYTES = 1 << 20  # of a bucket, over all ranks; measured on 2 and 4 
 class DdpConfig(Section):
     """How gradients are averaged over ranks."""
 
-    bucket_mb: Positive | None = None  # open: torch's choice, 25 with a first one of 1
+    bucket_mb: Positive | None = None  # null: torch's default, 25 with a first bucket of 1
     direct: Switch = True  # CPU ranks of one host average a small last bucket through shared memory
     broadcast_buffers: Switch = False
-    communicate: Switch = True  # false isolates the cost of communication; ranks then drift apart
+    communicate: Switch = True  # false measures steps without communication; weights of ranks then diverge
     find_unused_parameters: Switch = False
 
 
 class SpeedConfig(Section):
-    """What makes a step faster without changing what is learned."""
+    """Settings that make a step faster without changing the trained model."""
 
-    channels_last: Where = "gpu"  # images and volumes with their channels innermost, which convolutions like best
-    compile: Where = False  # model and loss through torch.compile, at the price of a slower start
-    graphs: Where = False  # with compile: kernels recorded as CUDA graphs, for steps that wait for their launches
-    fold: Where = "gpu"  # layers of few channels as matrix products, in models that offer it
+    channels_last: Where = "gpu"  # the channels-last memory format, in which convolutions are fastest
+    compile: Where = False  # model and loss by torch.compile, which slows the start
+    graphs: Where = False  # with compile: CUDA graphs, for steps limited by kernel launches
+    fold: Where = "gpu"  # layers with few channels as matrix products, in models that support it
 
 
 class CheckpointConfig(Section):
@@ -100,7 +100,7 @@ class CheckpointConfig(Section):
     every_steps: Count | None = None
     every_epochs: Count | None = 1
     keep: Count = 2
-    best: str | None = None  # a validation metric; its best checkpoint is kept besides the newest
+    best: str | None = None  # a validation metric whose best checkpoint is kept in addition to the newest
 
 
 class LogConfig(Section):
@@ -109,7 +109,7 @@ class LogConfig(Section):
     every_steps: Count = 50
     ledger: Switch = False  # sample ids of every step, for debugging
     tensorboard: Switch = True
-    phases: Switch = True  # where the time of a step goes, and whether one rank is slower than the others
+    phases: Switch = True  # the time of each part of a step, and stragglers
     profile: tuple[Count, Count] | None = None  # the first and the last step of a trace by TensorFlow's profiler
 
     @model_validator(mode="after")
@@ -120,13 +120,13 @@ class LogConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """What the ranks run on, and how long they wait for each other."""
+    """Device, threads and cores of the ranks, and their timeouts."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Count | None = None
-    deterministic: Switch = False  # on a GPU, only kernels that give the same bits each time; slower
+    deterministic: Switch = False  # on a GPU, only deterministic kernels; slower
     start_timeout_seconds: Positive = 300.0
     timeout_seconds: Positive = 600.0
-    margin_seconds: NonNegative = 30.0  # before the end of the allocation, besides what a checkpoint takes
-    straggler_factor: Positive = 1.5  # a rank that computes this much longer than the others is named
+    margin_seconds: NonNegative = 30.0  # before the end of the allocation, in addition to the time of a checkpoint
+    straggler_factor: Positive = 1.5  # a rank that computes this much longer than the others is reported
     binding: Literal["none", "compact", "spread"] = "none"  # cores of the host to ranks

@@ -1,1 +1,1 @@
-"""What is wrong with machines, found before a run meets it: ranks are compared, links measured, folders looked at."""
+"""Checks before a run: ranks are compared, links between hosts measured, and the run folder tested."""

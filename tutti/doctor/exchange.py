@@ -1,4 +1,4 @@
-"""Values between ranks through the store of the rendezvous, each wait with a deadline; no process group is needed."""
+"""Exchange of values between ranks through the store of the rendezvous, without a process group."""
 
 import dataclasses
 import json
@@ -29,11 +29,11 @@ class StoreExchange:
             raise _gone(error) from error
 
     def take(self, key: str, seconds: float) -> Any:
-        """The value of a key."""
+        """Wait for the value of a key."""
         return self.collect([key], seconds).get(key)
 
     def collect(self, keys: Iterable[str], seconds: float) -> dict[str, Any]:
-        """The values of those keys that are there in time."""
+        """Wait for the values of keys; those that do not arrive in time are left out."""
         wanted = list(keys)
         try:
             try:
@@ -45,7 +45,7 @@ class StoreExchange:
             raise _gone(error) from error
 
     def put_any(self, key: str, value: Any, count: int) -> None:
-        """Put a value that any of `count` ranks may have; after the last call the key exists in any case."""
+        """Set a value that any of `count` ranks may have; if none of them has one, the last call sets None."""
         if value is not None:
             self.put(key, value)
         try:
@@ -55,7 +55,7 @@ class StoreExchange:
             raise _gone(error) from error
 
     def meet(self, key: str, count: int, seconds: float) -> bool:
-        """Wait until `count` ranks have called; returns whether they did so in time."""
+        """A barrier of `count` ranks; returns whether all have called it in time."""
         try:
             if self._store.add(f"{key}/count", 1) == count:
                 self._store.set(f"{key}/open", "")

@@ -1,4 +1,4 @@
-"""What a rank reports of itself and its host, with digests of code and data."""
+"""The report of a rank about itself and its host, with digests of code and data."""
 
 import hashlib
 import importlib.util
@@ -30,7 +30,7 @@ _PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "d
 
 
 def user_code(config: RunConfig) -> dict[str, str]:
-    """A digest for each module or package whose objects the recipe names; nothing of it is imported."""
+    """A digest of each module or package that the recipe names; none is imported."""
     parts = (config.data.name, config.model.name, config.loss.name, config.optim.name, *config.metrics)
     modules = sorted({name.partition(":")[0].partition(".")[0] for name in parts if ":" in name} - {"tutti"})
     return {module: digest_of_module(module) for module in modules}
@@ -61,7 +61,7 @@ def data_paths(config: RunConfig) -> list[str]:
 
 
 def state_of(path: str) -> dict[str, Any]:
-    """What is at a path: of a file its size and a digest of both ends, of a folder the names two floors deep."""
+    """The state of a path: size and digest of both ends of a file, or the names in a folder, two levels deep."""
     place = Path(path)
     try:
         if place.is_file():
@@ -75,7 +75,7 @@ def state_of(path: str) -> dict[str, Any]:
 
 def _state_of_folder(folder: Path) -> dict[str, Any]:
     files, digest, total = 0, hashlib.blake2b(), 0
-    for entry in _entries(folder, floors=2):
+    for entry in _entries(folder, levels=2):
         files += 1
         digest.update(os.path.relpath(entry.path, folder).encode())
         if files <= MOST_FILES and entry.is_file():
@@ -84,13 +84,13 @@ def _state_of_folder(folder: Path) -> dict[str, Any]:
     return {"kind": "folder", "entries": files, "bytes": total, "digest": digest.hexdigest()[:DIGITS]}
 
 
-def _entries(folder: Path | str, floors: int) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: Path | str, levels: int) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         inside = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in inside:
         yield entry
-        if floors > 1 and entry.is_dir():
-            yield from _entries(entry.path, floors - 1)
+        if levels > 1 and entry.is_dir():
+            yield from _entries(entry.path, levels - 1)
 
 
 def _ends(path: Path) -> str:
@@ -102,14 +102,14 @@ def _ends(path: Path) -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-# Settings that have to be the same everywhere; of CUDA's, those which show each rank its own GPU may differ.
+# Variables that must be the same on all ranks, except those that select the GPU of each rank.
 PREFIXES = ("OMP_", "GLOO_", "NCCL_", "CUDA_", "MASTER_")
 _OWN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One rank's report; every field has a default, so that ranks with other versions of this code can be read."""
+    """The report of one rank; every field has a default, so that reports of other versions of tutti can be read."""
 
     rank: int = 0
     local_rank: int = 0
@@ -118,7 +118,7 @@ class Facts:
     launcher: str = ""
     address: str = ""
     interface: str = ""
-    port: int = 0  # where the first rank of a host answers link tests
+    port: int = 0  # at which the first rank of a host accepts link tests
     device: str = ""
     devices: list[str] = field(default_factory=list)
     fingerprint: dict[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Facts:
 def find_facts(
     placement: Placement, config: RunConfig | None, folder: Path, address: str, interface: str, port: int
 ) -> Facts:
-    """What this rank finds without the others."""
+    """Collect the facts of this rank."""
     device, devices = _find_devices(placement, config)
     free, total = read_memory()
     scratch = tempfile.gettempdir()
@@ -179,7 +179,7 @@ def find_facts(
 
 
 def read_limits() -> dict[str, int]:
-    """How many files, bytes of locked memory and processes this rank may have."""
+    """The limits of this rank: open files, bytes of locked memory, processes."""
     named = {
         "open files": resource.RLIMIT_NOFILE,
         "locked memory": resource.RLIMIT_MEMLOCK,
@@ -207,7 +207,7 @@ def _soft(limit: int) -> int:
 
 
 def _free_bytes(path: str) -> int:
-    """Free bytes of the file system of a path or of its nearest folder; -1 where there is none."""
+    """Free bytes of the file system of a path, or of the nearest folder above it; -1 if unknown."""
     place = Path(path)
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -42,7 +42,7 @@ CLOCK_SECONDS = 2.0
 
 
 def compare(facts: Sequence[Facts]) -> list[Finding]:
-    """All that differs between ranks, and what is too small for them."""
+    """Findings about differences between ranks, and about limits and free space that are too small."""
     findings = [fault(text) for text in compare_versions(_named(facts), [each.fingerprint for each in facts])]
     findings += _compare_code(facts) + _compare_data(facts) + _compare_devices(facts)
     for key in sorted({key for each in facts for key in each.environment}):
@@ -52,7 +52,7 @@ def compare(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def compare_clocks(offsets: Mapping[str, float]) -> list[Finding]:
-    """Hosts whose clocks are not rank 0's."""
+    """Findings about hosts whose clocks differ from rank 0's."""
     return [
         warning(
             f"the clock of host {host} is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} rank 0's: "
@@ -91,7 +91,7 @@ def _describe_code(module: str) -> Callable[[str], str]:
 
 
 def _compare_data(facts: Sequence[Facts]) -> list[Finding]:
-    """Data is looked at by the first rank of each host."""
+    """Compare data between hosts; the first rank of each host has examined it."""
     findings = []
     looked = [each for each in facts if each.data]
     for path in sorted({path for each in looked for path in each.data}):
@@ -127,7 +127,7 @@ def _compare_devices(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def _find_shortages(facts: Sequence[Facts]) -> list[Finding]:
-    """What is too small for so many ranks, once for each host."""
+    """Findings about resources that are too small for the ranks of a host."""
     findings = []
     world_size = max((each.rank for each in facts), default=0) + 1
     for host in dict.fromkeys(each.host for each in facts):
@@ -139,7 +139,7 @@ def _find_shortages(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def _needs(here: Sequence[Facts], world_size: int) -> Iterator[tuple[str, int, int, str]]:
-    """What there is, how much, how much is needed, and the rest of the sentence."""
+    """For each resource: its description, the amount, the needed amount, and the end of the message."""
     first, ranks = here[0], len(here)
     files, processes = 256 + 4 * world_size, 256 + 64 * ranks
     limit = min(each.limits.get("open files", -1) for each in here)

@@ -26,19 +26,19 @@ LOOK_SECONDS = 4.0
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
+    """The folder itself, or the nearest existing one above it."""
     place = path.absolute()
     while not place.is_dir() and place != place.parent:
         place = place.parent
     return place
 
 
-def leave_mark(folder: Path, secret: str, number: int) -> str | None:
-    """Write this host's mark; why it cannot, or nothing."""
+def write_test_file(folder: Path, secret: str, number: int) -> str | None:
+    """Write the test file of this host; returns why it cannot be written, or None."""
     if not folder.is_dir():
-        return "it is not there"
+        return "it does not exist"
     try:
-        with open(_mark(folder, secret, number), "w") as file:
+        with open(_test_file(folder, secret, number), "w") as file:
             file.write(secret)
             file.flush()
             os.fsync(file.fileno())
@@ -47,29 +47,29 @@ def leave_mark(folder: Path, secret: str, number: int) -> str | None:
     return None
 
 
-def find_marks(folder: Path, secret: str, numbers: Sequence[int], seconds: float = LOOK_SECONDS) -> list[int]:
-    """Whose marks are seen here; network file systems may take a moment to show them."""
+def find_test_files(folder: Path, secret: str, numbers: Sequence[int], seconds: float = LOOK_SECONDS) -> list[int]:
+    """The hosts whose test files are visible here; network file systems may take a moment to show them."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):
             names = set(os.listdir(folder))
-            seen = [number for number in numbers if _mark(folder, secret, number).name in names]
+            seen = [number for number in numbers if _test_file(folder, secret, number).name in names]
             if len(seen) == len(numbers):
                 return seen
         if time.monotonic() > deadline:
-            return [number for number in numbers if _mark(folder, secret, number).is_file()]
+            return [number for number in numbers if _test_file(folder, secret, number).is_file()]
         time.sleep(0.05)
 
 
-def remove_mark(folder: Path, secret: str, number: int) -> None:
+def remove_test_file(folder: Path, secret: str, number: int) -> None:
     with contextlib.suppress(OSError):
-        _mark(folder, secret, number).unlink()
+        _test_file(folder, secret, number).unlink()
 
 
 def judge_folder(
     folder: str, hosts: Sequence[str], errors: Mapping[int, str], seen: Mapping[int, Sequence[int]]
 ) -> list[Finding]:
-    """Hosts, by their numbers, that cannot write into the folder or have another one of that name."""
+    """Findings about hosts, by number, that cannot write to the folder or do not share it."""
     findings = [
         fault(f"host {hosts[number]} cannot use the run's folder {folder}: {why}. Choose one that all hosts share.")
         for number, why in errors.items()
@@ -82,15 +82,15 @@ def judge_folder(
     if apart and 0 not in errors:
         findings.append(
             fault(
-                f"{name_hosts([hosts[number] for number in apart])} and host {hosts[0]} do not share {folder}: what "
-                "one writes there the other does not see. Choose a folder on a file system that all hosts share, "
+                f"{name_hosts([hosts[number] for number in apart])} and host {hosts[0]} do not share {folder}: files "
+                "of one are not visible to the other. Choose a folder on a file system that all hosts share, "
                 "with out=FOLDER."
             )
         )
     return findings
 
 
-def _mark(folder: Path, secret: str, number: int) -> Path:
+def _test_file(folder: Path, secret: str, number: int) -> Path:
     return folder / f".tutti-doctor-{secret[:12]}-{number}"
 
 
@@ -98,17 +98,17 @@ ALL_REDUCE_SECONDS = 30.0
 _SMALL, _LARGE, _LEAST = 8, 8_000_000, 250_000
 _LONGEST_SECONDS = 1.5
 _REPEATS = 5
-_REST_SECONDS = 5.0  # for the others, once rank 0 has failed
+_AFTER_FAILURE_SECONDS = 5.0  # to wait for other ranks when rank 0 has failed
 
 
 def choose_bytes(links: Sequence[Link]) -> int:
-    """8 MB, or less where the slowest link would make that long."""
+    """The size of the large all-reduce: 8 MB, or less if the slowest link would take too long."""
     slowest = min((min(link.there, link.back) for link in links if not link.error), default=float("inf"))
     return int(max(_LEAST, min(_LARGE, slowest * _LONGEST_SECONDS / 2)))
 
 
 def all_reduce(store: dist.Store, placement: Placement, interface: str, large: int) -> list[dict[str, Any]] | str:
-    """Bytes and seconds of a small and a large all-reduce, or why there was none; every rank must enter."""
+    """Bytes and seconds of a small and a large all-reduce, or why it failed; every rank must call this."""
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     deadline = timedelta(seconds=ALL_REDUCE_SECONDS)
@@ -134,10 +134,10 @@ def all_reduce(store: dist.Store, placement: Placement, interface: str, large: i
 def lead_all_reduce(
     exchange: StoreExchange, store: dist.Store, placement: Placement, interface: str, size: int
 ) -> tuple[list[dict[str, Any]], list[Finding]]:
-    """Rank 0's all-reduce, and what is wrong where it or another rank could not do it."""
+    """The all-reduce of rank 0, and a finding if it failed on any rank."""
     answer = all_reduce(store, placement, interface, size)
     keys = {rank: f"all_reduce/{rank}" for rank in range(1, placement.world_size)}
-    others = exchange.collect(keys.values(), ALL_REDUCE_SECONDS if isinstance(answer, list) else _REST_SECONDS)
+    others = exchange.collect(keys.values(), ALL_REDUCE_SECONDS if isinstance(answer, list) else _AFTER_FAILURE_SECONDS)
     failed = {0: answer} | {
         rank: others.get(f"all_reduce/{rank}", "no answer") for rank in range(1, placement.world_size)
     }
@@ -166,7 +166,7 @@ _MEET_SECONDS = 2 * STALL_SECONDS
 
 
 def examine_host(exchange: StoreExchange, plan: LinkPlan, number: int) -> HostTests:
-    """All tests of this host; every host must enter, in step."""
+    """Run all tests of this host; every host must call this at the same time."""
     connections = _reach(plan, number)
     try:
         deadline = time.monotonic() + plan.seconds / 2
@@ -175,11 +175,11 @@ def examine_host(exchange: StoreExchange, plan: LinkPlan, number: int) -> HostTe
     finally:
         close_all(list(connections.values()))
     unreachable = {other: why for other, why in connections.items() if isinstance(why, str)}
-    return HostTests(clock, tuple(links), unreachable, *_share(exchange, plan, number))
+    return HostTests(clock, tuple(links), unreachable, *_test_folder(exchange, plan, number))
 
 
 def look_again(exchange: StoreExchange, plan: LinkPlan, number: int, rounds: list[Round]) -> list[Link]:
-    """Measure some links again, for longer."""
+    """Measure some links again, for a longer time."""
     mine = {second for each in rounds for first, second in each if first == number}
     connections = connect_all({other: plan.places[other] for other in mine}, plan.secret)
     try:
@@ -197,7 +197,7 @@ def _measure_clock(connection: socket.socket | str | None) -> tuple[float, float
 
 
 def _reach(plan: LinkPlan, number: int) -> dict[int, socket.socket | str]:
-    """Connect to every host that this one is paired with, both ways: a firewall may let one pass; and to rank 0's."""
+    """Connect to the host of rank 0 and to all paired hosts, in both directions: a firewall may block one."""
     others = {place for each in plan.rounds for pair in each if number in pair for place in pair} | {0}
     return connect_all({other: plan.places[other] for other in sorted(others - {number})}, plan.secret)
 
@@ -211,7 +211,7 @@ def _sweep(
     key: str,
     deadline: float,
 ) -> list[Link]:
-    """The links that this host measures, in rounds that begin together; what is late is left out."""
+    """Measure the links of this host, in rounds that begin together; links after the deadline are left out."""
     links = []
     for place, each in enumerate(rounds):
         exchange.meet(f"{key}/{place}", len(plan.places), CONNECT_SECONDS + _MEET_SECONDS)
@@ -227,15 +227,15 @@ def _mine(pairs: Round, number: int) -> list[Pair]:
     return [pair for pair in pairs if pair[0] == number]
 
 
-def _share(exchange: StoreExchange, plan: LinkPlan, number: int) -> tuple[str | None, tuple[int, ...]]:
-    """Leave a mark in the run's folder; rank 0's host looks for all marks, the others for its."""
+def _test_folder(exchange: StoreExchange, plan: LinkPlan, number: int) -> tuple[str | None, tuple[int, ...]]:
+    """Write a test file to the run folder; rank 0's host looks for the files of all hosts, the others for its file."""
     folder, count = Path(plan.folder), len(plan.places)
-    error = leave_mark(folder, plan.secret, number)
-    exchange.meet("marked", count, _MEET_SECONDS)
+    error = write_test_file(folder, plan.secret, number)
+    exchange.meet("written", count, _MEET_SECONDS)
     written = range(count) if number == 0 else [0]
-    seen = find_marks(folder, plan.secret, list(written), LOOK_SECONDS)
+    seen = find_test_files(folder, plan.secret, list(written), LOOK_SECONDS)
     exchange.meet("looked", count, _MEET_SECONDS + LOOK_SECONDS)
-    remove_mark(folder, plan.secret, number)
+    remove_test_file(folder, plan.secret, number)
     return error, tuple(seen)
 
 
@@ -243,7 +243,7 @@ _MOST_REPEATED_ROUNDS = 8  # rounds
 
 
 def follow_tests(exchange: StoreExchange, plan: LinkPlan, number: int) -> None:
-    """Do what is to be measured on this host, and again what seemed slow."""
+    """Run the tests of this host, and measure again the links that seemed slow."""
     exchange.put(f"measured/{number}", examine_host(exchange, plan, number))
     rounds = exchange.take("again", 2 * plan.seconds)
     if rounds:
@@ -253,7 +253,7 @@ def follow_tests(exchange: StoreExchange, plan: LinkPlan, number: int) -> None:
 def lead_tests(
     exchange: StoreExchange, plan: LinkPlan, strict: bool
 ) -> tuple[dict[str, float], list[Link], list[Finding]]:
-    """Rank 0's host tests with the others, and what all have found: clocks, links, and what is wrong with them."""
+    """Run the tests of rank 0's host, and collect those of all hosts: clocks, links, and findings about them."""
     count, names = len(plan.places), [place.host for place in plan.places]
     if exchange.rank not in plan.first_ranks:
         return {}, [], []
@@ -272,7 +272,7 @@ def lead_tests(
     findings += judge_folder(plan.folder, names, errors, seen) + judge(links, strict) + compare_clocks(clocks)
     pairs = sum(map(len, plan.rounds))
     if len(links) < pairs and not silent:
-        findings.append(warning(f"{pairs - len(links)} of {pairs} links were not measured: the time was over."))
+        findings.append(warning(f"{pairs - len(links)} of {pairs} links were not measured, for lack of time."))
     return clocks, links, findings
 
 

@@ -7,15 +7,15 @@ from tutti import units
 from tutti.doctor.findings import Finding, fault, name_hosts, warning
 from tutti.doctor.plan import Link
 
-WARNING_FACTOR = 2.0  # a link slower than the usual one by this is a warning,
+WARNING_FACTOR = 2.0  # a link slower than the typical one by this is a warning,
 FAULT_FACTOR = 3.0  # and by this a fault
-CEILING_BYTES_PER_SECOND = 1.25e9  # beyond 10 Gbit/s one stream measures processors, and no link counts as slow
+CEILING_BYTES_PER_SECOND = 1.25e9  # above 10 Gbit/s one stream is limited by the CPU, and no link counts as slow
 LATENCY_FACTOR = 10.0
-LATENCY_SECONDS = 1e-3  # below this nobody is slow
+LATENCY_SECONDS = 1e-3  # a lower latency is never a finding
 
 
 def usual_speed(links: Sequence[Link]) -> float:
-    """What the median host has on its median direction: neither a slow link nor a slow host moves it."""
+    """The typical speed: the median over hosts of their median speed, which a slow link or host does not change."""
     speeds: dict[str, list[float]] = {}
     for (source, target), speed in _directions(links).items():
         speeds.setdefault(source, []).append(speed)
@@ -24,7 +24,7 @@ def usual_speed(links: Sequence[Link]) -> float:
 
 
 def suspects(links: Sequence[Link]) -> list[Link]:
-    """The links that look slow, and are measured a second time."""
+    """Links that seem slow, to be measured again."""
     usual, latency = usual_speed(links), _usual_latency(links)
     slow = [link for link in links if not link.error and _is_slow(min(link.there, link.back), usual)]
     late = [link for link in links if not link.error and _is_late(link, latency)]
@@ -32,9 +32,9 @@ def suspects(links: Sequence[Link]) -> list[Link]:
 
 
 def judge(links: Sequence[Link], strict: bool = True) -> list[Finding]:
-    """The dead, slow and late links by name; where all links of a host are so, the host.
+    """Findings about links that fail, are slow or have a high latency; the host is named if all its links do.
 
-    A slow link is a fault only when strict: a run gets to its end over it.
+    A slow link is a fault only if `strict`: a run still completes with it.
     """
     slow = _judge_slow(links)
     return _judge_dead(links) + (slow if strict else [warning(each.text) for each in slow]) + _judge_late(links)
@@ -48,9 +48,9 @@ def _directions(links: Sequence[Link]) -> dict[tuple[str, str], float]:
 
 def _judge_dead(links: Sequence[Link]) -> list[Finding]:
     dead = [link for link in links if link.error]
-    lonely = _shared_by_all([(link.first, link.second) for link in dead], links)
+    unreachable = _shared_by_all([(link.first, link.second) for link in dead], links)
     findings = []
-    for host in lonely:
+    for host in unreachable:
         error = next(link.error for link in dead if host in (link.first, link.second))
         findings.append(
             fault(
@@ -64,7 +64,7 @@ def _judge_dead(links: Sequence[Link]) -> list[Finding]:
             "Check the firewall, the interface (GLOO_SOCKET_IFNAME) and the cable between them."
         )
         for link in dead
-        if link.first not in lonely and link.second not in lonely
+        if link.first not in unreachable and link.second not in unreachable
     ]
 
 
@@ -98,7 +98,7 @@ def _judge_slow(links: Sequence[Link]) -> list[Finding]:
 def _all_slow(
     slow: Mapping[tuple[str, str], float], speeds: Mapping[tuple[str, str], float], mine: list[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """The directions of a host, if there are two or more and all are slow, while others are not."""
+    """The directions of a host, if there are at least two, all of them are slow, and others are not."""
     whole = len(mine) > 1 and all(pair in slow for pair in mine) and len(mine) < len(speeds)
     return mine if whole else []
 
@@ -136,9 +136,8 @@ def _judge_late(links: Sequence[Link]) -> list[Finding]:
     usual = _usual_latency(links)
     late = [link for link in links if not link.error and _is_late(link, usual)]
     hosts = _shared_by_all([(link.first, link.second) for link in late], links)
-    findings = (
-        [warning(f"{name_hosts(hosts)} answers late on all links, expected {units.duration(usual)}.")] if hosts else []
-    )
+    text = f"{name_hosts(hosts)}: the latency of all links is high, expected {units.duration(usual)}." if hosts else ""
+    findings = [warning(text)] if hosts else []
     return findings + [
         warning(
             f"the link between hosts {link.first} and {link.second} answers after "
@@ -150,7 +149,7 @@ def _judge_late(links: Sequence[Link]) -> list[Finding]:
 
 
 def _shared_by_all(pairs: Sequence[tuple[str, str]], links: Sequence[Link]) -> list[str]:
-    """The hosts whose links are all among the pairs: two or more, and not the links of everybody."""
+    """The hosts with at least two links whose links are all among the pairs; none if the pairs are all links."""
     if len(pairs) == len(links):
         return []
     of_host: dict[str, int] = {}

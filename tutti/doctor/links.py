@@ -1,4 +1,4 @@
-"""Plain sockets between hosts: a server on each that answers, takes and gives bytes, and measurements against it."""
+"""Link tests over TCP: a server on each host that replies, receives and sends, and measurements by its clients."""
 
 import contextlib
 import hmac
@@ -22,7 +22,7 @@ _LOOPBACK = "lo"
 def own_address(placement: Placement, exchange: StoreExchange, seconds: float) -> tuple[str, str]:
     """The address and interface of this rank: of GLOO_SOCKET_IFNAME, else on the route to another host.
 
-    Every rank enters. An address that is not there is empty.
+    Every rank must call this. The address is empty if the interface has none.
     """
     several = placement.world_size > placement.local_size
     own = None
@@ -48,7 +48,7 @@ _BLOCK = bytes(1 << 20)
 
 
 class Server:
-    """Answers the link tests of other hosts until it is closed; clients without the secret are refused."""
+    """Serves the link tests of other hosts until it is closed; clients without the secret are refused."""
 
     def __init__(self, address: str, secret: str) -> None:
         self._secret = secret.encode()
@@ -104,7 +104,7 @@ def connect(place: HostAddress, secret: str, seconds: float = CONNECT_SECONDS) -
 
 
 def connect_all(places: Mapping[int, HostAddress], secret: str) -> dict[int, socket.socket | str]:
-    """Connections to many hosts at once, so that the dead ones cost one deadline together; or why there is none."""
+    """Connect to many hosts at once, so that unreachable ones share a deadline; a text says why there is none."""
 
     def attempt(place: HostAddress) -> socket.socket | str:
         try:
@@ -119,7 +119,7 @@ def connect_all(places: Mapping[int, HostAddress], secret: str) -> dict[int, soc
 
 
 def measure(connection: socket.socket, first: str, second: str, seconds: float) -> Link:
-    """The latency and the speed each way; each transfer grows until it takes so many seconds."""
+    """Measure latency and bandwidth in both directions, with transfers that grow until they take this long."""
     try:
         latency = min(_timed(lambda: _ask_time(connection)) for _ in range(_PINGS))
         there = _grow(lambda size: _upload(connection, size), latency, seconds)
@@ -132,7 +132,7 @@ def measure(connection: socket.socket, first: str, second: str, seconds: float) 
 
 
 def measure_clock(connection: socket.socket) -> tuple[float, float]:
-    """How far this host's clock is ahead of the other's, and by how much that may be wrong."""
+    """The offset of this host's clock from the other's, and its uncertainty."""
     best = (0.0, float("inf"))
     for _ in range(_PINGS):
         sent = time.time()
@@ -145,12 +145,12 @@ def measure_clock(connection: socket.socket) -> tuple[float, float]:
 
 
 def _grow(transfer: Callable[[int], float], latency: float, seconds: float) -> float:
-    """Bytes a second of the first transfer that takes long enough; those before it have filled buffers on the way."""
+    """Bytes per second of the first transfer that takes long enough; those before it fill network buffers."""
     size = _FIRST_BYTES
     while True:
         taken = transfer(size)
         if taken >= seconds:
-            taken = min(taken, transfer(size))  # a process that was held up for a moment is no slow link
+            taken = min(taken, transfer(size))  # a process that was interrupted is no slow link
         if taken >= seconds or size >= _MOST_BYTES:
             return size / max(taken - latency, 1e-6)
         size *= 2
@@ -191,9 +191,9 @@ def _fill(connection: socket.socket, size: int) -> None:
 
 
 def _drain(connection: socket.socket, size: int) -> None:
-    room = memoryview(bytearray(min(size, len(_BLOCK))))
+    buffer = memoryview(bytearray(min(size, len(_BLOCK))))
     while size:
-        count = connection.recv_into(room[: min(size, len(room))])
+        count = connection.recv_into(buffer[: min(size, len(buffer))])
         if not count:
             raise ConnectionError("the other end has closed the connection")
         size -= count
@@ -220,7 +220,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def close_all(connections: Sequence[socket.socket | str]) -> None:
-    """Close what was opened."""
+    """Close the connections that were established."""
     for each in connections:
         if isinstance(each, socket.socket):
             each.close()

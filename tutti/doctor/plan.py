@@ -1,4 +1,4 @@
-"""Which rank measures what: one rank for each host, and pairs of hosts in rounds; pure."""
+"""The plan of link tests: one rank for each host, and pairs of hosts in rounds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ Round = list[Pair]
 
 @dataclass(frozen=True)
 class Link:
-    """A measured pair of hosts: bytes a second from the first to the second and back, or what went wrong."""
+    """A measured pair of hosts: bytes per second from the first to the second and back, or an error."""
 
     first: str
     second: str
@@ -24,7 +24,7 @@ class Link:
     error: str | None = None
 
     def better_of(self, other: "Link") -> "Link":
-        """The best of two measurements: what disturbs a link only makes it slower."""
+        """The best of two measurements: disturbances only make a link slower."""
         if self.error or other.error:
             return other if self.error else self
         latency = min(self.latency_seconds, other.latency_seconds)
@@ -45,7 +45,7 @@ class HostTests:
 
 
 def plan_rounds(hosts: int) -> list[Round]:
-    """Rounds in which every host is in one pair at most: a tournament of all pairs, or the distances 1, 2, 4, ..."""
+    """Rounds in which every host is in at most one pair: all pairs, or those at distances 1, 2, 4, ..."""
     if hosts <= MOST_HOSTS_IN_PAIRS:
         return _tournament(hosts)
     distance, rounds = 1, []
@@ -57,7 +57,7 @@ def plan_rounds(hosts: int) -> list[Round]:
 
 
 def disjoint(pairs: Iterable[Pair]) -> list[Round]:
-    """Pairs put into rounds in which no host is in two."""
+    """Distribute pairs to rounds in which no host is in two pairs."""
     rounds: list[Round] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -71,7 +71,7 @@ def disjoint(pairs: Iterable[Pair]) -> list[Round]:
 
 
 def _tournament(hosts: int) -> list[Round]:
-    """The circle method: one host stays, the others move on by one seat a round."""
+    """The circle method of round-robin tournaments: one host is fixed, the others rotate by one place a round."""
     seats: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
     rounds: list[Round] = []
     for _ in range(len(seats) - 1):
@@ -87,7 +87,7 @@ _TRANSFER_SECONDS, _QUICK_TRANSFER_SECONDS = 0.06, 0.02
 
 @dataclass(frozen=True)
 class HostAddress:
-    """Where a host answers."""
+    """The address of a host for link tests."""
 
     host: str
     address: str
@@ -96,11 +96,11 @@ class HostAddress:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """Who takes part, as rank 0 has seen it: one place a host, by number."""
+    """The ranks and hosts that take part, as rank 0 has found them; hosts are numbered as in `places`."""
 
     ranks: list[int]
     places: list[HostAddress]
-    first_ranks: list[int]  # the rank that tests for each host
+    first_ranks: list[int]  # the rank that runs the tests of each host
     folder: str
     secret: str
     transfer_seconds: float
@@ -111,12 +111,12 @@ class LinkPlan:
 
     @property
     def seconds(self) -> float:
-        """How long all the tests of a host may take."""
+        """The time limit for all tests of a host."""
         return 30 + 1.5 * len(self.rounds)
 
 
 def make_plan(facts: Sequence[Facts], folder: str, secret: str, quick: bool) -> LinkPlan:
-    """One rank for each host: the first that answers link tests."""
+    """Choose a rank for each host: the first that accepts link tests."""
     first_ranks: dict[str, Facts] = {}
     for each in facts:
         if each.port and facts[0].port:  # rank 0's host is number 0
@@ -127,7 +127,7 @@ def make_plan(facts: Sequence[Facts], folder: str, secret: str, quick: bool) -> 
 
 
 def name_hosts_apart(facts: Sequence[Facts]) -> list[Facts]:
-    """Hosts of one name and several addresses get these into their names."""
+    """Add the address to the names of hosts that have the same name and different addresses."""
     addresses: dict[str, set[str]] = {}
     for each in facts:
         addresses.setdefault(each.host, set()).add(each.address)
@@ -137,7 +137,7 @@ def name_hosts_apart(facts: Sequence[Facts]) -> list[Facts]:
 
 
 def check_addresses(facts: Sequence[Facts]) -> list[Finding]:
-    """Ranks that the others cannot reach at all, whatever the links."""
+    """Findings about ranks without an address that other hosts can reach."""
     several = len({each.host for each in facts}) > 1
     findings = []
     for each in facts:
@@ -160,7 +160,7 @@ def check_addresses(facts: Sequence[Facts]) -> list[Finding]:
 
 
 def gather_links(plan: LinkPlan, answers: Sequence[HostTests | None]) -> list[Link]:
-    """The measured links, and those over which no connection came about, one way or both."""
+    """The measured links, and those without a connection in one direction or both."""
     names = [place.host for place in plan.places]
     links = {(link.first, link.second): link for answer in answers if answer for link in answer.links}
     for number, answer in enumerate(answers):
@@ -169,7 +169,7 @@ def gather_links(plan: LinkPlan, answers: Sequence[HostTests | None]) -> list[Li
             known = names[min(number, other)], names[max(number, other)]
             error = f"host {here} finds no connection to {why}"
             if known in links and not links[known].error:
-                error += " (the other way round there is one)"
+                error += " (in the other direction there is one)"
             if known not in links or not links[known].error:
                 links[known] = Link(*known, error=error)
     planned = {(names[first], names[second]) for each in plan.rounds for first, second in each}

@@ -1,4 +1,4 @@
-"""The report of `tutti doctor`: a table, findings and a closing line on the screen, and all figures in a record."""
+"""The report of `tutti doctor`: a table, findings and a closing line, and all measurements in a record."""
 
 import json
 import time
@@ -63,12 +63,12 @@ class DoctorReport:
 
 
 def write_record(report: DoctorReport, path: Path) -> None:
-    """The record as a JSON file."""
+    """Write the record as a JSON file."""
     write_durably(path, json.dumps(report.content(), indent=2) + "\n")
 
 
 def print_report(report: DoctorReport) -> None:
-    """The table of hosts, the links and the all-reduce in a line each, the findings, and the closing line."""
+    """Print the table of hosts, a line each for links and all-reduce, the findings, and the closing line."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     _print_hosts(report)
     for line in (*_link_lines(report.links), *_reduce_lines(report)):

@@ -39,15 +39,15 @@ _LEAVE_SECONDS = 5.0
 def examine(
     placement: Placement, config: RunConfig | None, folder: Path, wait_seconds: float = WAIT_SECONDS
 ) -> DoctorReport | None:
-    """The whole examination as one of the ranks; rank 0 has the report."""
+    """Run all checks as one of the ranks; rank 0 returns the report."""
     store = connect_store(placement, wait_seconds)
     return _examine(placement, config, folder, store, wait_seconds, quick=False)[1]
 
 
 def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist.Store | None = None) -> None:
-    """The short form at the start of a run; faults are raised on every rank, rank 0 prints warnings and keeps a record.
+    """The short checks at the start of a run; every rank raises faults, rank 0 prints warnings and writes a record.
 
-    With the store at which the ranks have met, they need not meet twice.
+    With the store of the rendezvous, the ranks need no second one.
     """
     seconds = config.runtime.start_timeout_seconds
     met = store or connect_store(placement, seconds)
@@ -68,7 +68,7 @@ def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist
 def _examine(
     placement: Placement, config: RunConfig | None, folder: Path, store: dist.Store, wait_seconds: float, quick: bool
 ) -> tuple[list[str], DoctorReport | None]:
-    """The faults, known to every rank, and on rank 0 the report."""
+    """The faults on every rank, and the report on rank 0."""
     begin = time.monotonic()
     exchange = StoreExchange(dist.PrefixStore("doctor", store), placement.rank)
     secret = _share_secret(exchange, wait_seconds)
@@ -90,7 +90,7 @@ def _examine(
 
 
 def _wait_for_end(store: dist.Store) -> None:
-    """Wait until rank 0 has closed its store, so that no rank takes it for the next one at the same port."""
+    """Wait until rank 0 has closed its store, so that no rank connects to it instead of the next one at this port."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     deadline = time.monotonic() + 2 * _LEAVE_SECONDS
@@ -119,7 +119,7 @@ def _lead(
     seconds: float,
     quick: bool,
 ) -> DoctorReport:
-    """Rank 0's part: gather, plan, judge."""
+    """The work of rank 0: gather facts, plan the tests, collect findings."""
     found = exchange.collect([f"facts/{rank}" for rank in range(placement.world_size)], seconds)
     facts = name_hosts_apart([decode(value, Facts, f"rank {key.rpartition('/')[2]}") for key, value in found.items()])
     hosts = list(dict.fromkeys(each.host for each in facts))
@@ -142,7 +142,7 @@ def _lead(
 def _follow(
     exchange: StoreExchange, placement: Placement, store: dist.Store, own: Facts, wait_seconds: float
 ) -> list[str]:
-    """Another rank's part: the tests of its host if it is its first rank, and the all-reduce."""
+    """The work of another rank: the tests of its host if it is the first rank there, and the all-reduce."""
     sent = exchange.take("plan", wait_seconds + ALL_REDUCE_SECONDS)
     plan = None if sent is None else decode(sent, LinkPlan, "rank 0")
     if plan is None or placement.rank not in plan.ranks:
