@@ -6,7 +6,7 @@ import shlex
 import signal
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -93,9 +93,9 @@ class StudyOptions:
         make_importable(self.recipe)
         return self.recipe
 
-    def refuse_with_resume(self, others: dict[str, object]) -> None:
+    def refuse_with_resume(self, others: Mapping[str, object]) -> None:
         """Refuse options that would change a study that is resumed; `others` are those of the command alone."""
-        given = {"RECIPE": self.recipe, "overrides": self.overrides} | others | {"--on": self.on}
+        given = {"RECIPE": self.recipe, "overrides": self.overrides, **others, "--on": self.on}
         named = [name for name, value in given.items() if value]
         if named:
             raise ConfigError(
