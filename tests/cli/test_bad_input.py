@@ -83,7 +83,7 @@ def test_missing_and_truncated_data_files(tutti: Tutti, tmp_path: Path, ranks: s
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes(1000)))
     shutil.copy(folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz")
     truncated = tutti("train", "mnist", "-n", ranks, "data.path=there")
-    assert_refused(truncated, "train-images-idx3-ubyte.gz is truncated", "promises 47,040,016 bytes, it has 1,016")
+    assert_refused(truncated, "train-images-idx3-ubyte.gz is truncated", "states 47,040,016 bytes, it has 1,016")
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 in every form it is given out in: the same samples from each, kept once decoded, refused when broken."""
+"""CIFAR-10 in all its file formats: the same samples from each, cached once decoded, and errors for damaged files."""
 
 import io
 import os
@@ -472,8 +472,8 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": Malicious(tmp_path / "harm"), "labels": []}))
     assert refusal(tmp_path) == (
-        f"{path} is not a batch of CIFAR-10's Python version: UnpicklingError: it asks for "
-        f"{os.mkdir.__module__}.mkdir, which no such file needs. Fetch or copy it again."
+        f"{path} is not a batch of CIFAR-10's Python version: UnpicklingError: it refers to "
+        f"{os.mkdir.__module__}.mkdir, which a batch of CIFAR-10 does not need. Fetch or copy it again."
     )
     assert not (tmp_path / "harm").exists()
 
@@ -598,7 +598,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
 
     write_binary(tmp_path)
     monkeypatch.setattr(Path, "read_bytes", deny)
-    expected = f"{tmp_path / 'data_batch_1.bin'} cannot be read: Permission denied. Check who may read it."
+    expected = f"{tmp_path / 'data_batch_1.bin'} cannot be read: Permission denied. Check its permissions."
     assert refusal(tmp_path) == expected
 
 

@@ -1,4 +1,4 @@
-"""Data files that are damaged in any way give samples or a named error, and never take more memory than they have."""
+"""Damaged data files give samples or a named error, and never allocate more memory than their size."""
 
 import gzip
 import io
@@ -159,7 +159,7 @@ def test_an_idx_header_that_claims_too_much_is_refused_before_memory_is_taken(tm
         content = struct.pack(">BBBB3I", 0, 0, 8, 3, *shape) + bytes(100)
         path = tmp_path / ("file.gz" if zipped else "file")
         path.write_bytes(gzip.compress(content) if zipped else content)
-        with pytest.raises(DataError, match=r"file(.gz)? is truncated: its header promises .* it has 116"):
+        with pytest.raises(DataError, match=r"file(.gz)? is truncated: its header states .* it has 116"):
             read_idx(path, 3)
 
 

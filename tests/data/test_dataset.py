@@ -1,4 +1,4 @@
-"""Samples in memory: normalised batch by batch, shifted by their own draws, untouched in between."""
+"""In-memory datasets: normalised batch by batch, shifted by the draws of each sample, never modified."""
 
 import pytest
 import torch

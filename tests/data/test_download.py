@@ -1,4 +1,4 @@
-"""Fetching data from a real server: checked, never twice, and with a way out where there is no internet."""
+"""Downloads from a real server: checksums, no second download, and instructions without internet."""
 
 import hashlib
 import re
@@ -202,5 +202,5 @@ def test_a_file_in_the_way_of_the_folder_is_refused(site: Site, tmp_path: Path) 
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         message = refusal(folder)
-        assert message.startswith(f"{folder} cannot be made: ")
+        assert message.startswith(f"{folder} cannot be created: ")
         assert message.endswith("Choose another folder with --out.")

@@ -1,4 +1,4 @@
-"""Random numbers that belong to samples: the same in any batch, spread evenly, and unrelated to each other."""
+"""Random numbers of samples: the same in any batch, uniform, and independent of each other."""
 
 import pytest
 import torch

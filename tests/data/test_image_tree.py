@@ -1,4 +1,4 @@
-"""Image trees: stable ids, chances that belong to samples, crops inside the image, and files that are no images."""
+"""Image folders: stable ids, random numbers by sample, crops inside the image, and files that are not images."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from PIL import Image
 from rank_jobs import run_ranks, train
 
 from tutti.config.plan import Plan
-from tutti.data.image_tree import MEAN, STD, centre_view, crop_view, image_tree, shift_view, take_picture
+from tutti.data.image_tree import MEAN, STD, centre_view, crop_view, decode_view, image_tree, shift_view
 from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.make_images import make_images
 from tutti.data.order import SampleOrder
@@ -223,7 +223,7 @@ def test_half_of_the_images_are_mirrored() -> None:
 
 def test_a_crop_shows_the_pixels_of_its_box(tmp_path: Path) -> None:
     content = ramp(200, 100, tmp_path / "ramp.png")
-    picture = take_picture(content, 50, partial(centre_view, share=0.5)).astype(float)
+    picture = decode_view(content, 50, partial(centre_view, share=0.5)).astype(float)
     assert picture[0, [0, -1], 0] == pytest.approx([75, 124], abs=1)
     assert picture[[0, -1], 0, 1] == pytest.approx([25, 74], abs=1)
 
@@ -234,7 +234,7 @@ def test_shift_and_zoom_are_one_map_with_edges_repeated(tmp_path: Path, monkeypa
     drawn = iter([1.5, 0.2, 0.5, 0.0])
     monkeypatch.setattr(random, "uniform", lambda low, high: next(drawn))
     monkeypatch.setattr(random, "random", lambda: 0.1)
-    picture = take_picture(content, 40, partial(shift_view, shift=0.33, zoom=0.5, flip=True)).astype(float)
+    picture = decode_view(content, 40, partial(shift_view, shift=0.33, zoom=0.5, flip=True)).astype(float)
     places = (np.arange(40) + 0.5) / 40 - 0.5
     across = ((places * 1.5 + 0.5 + 0.2) * 200).clip(0, 200) - 0.5
     down = ((places * 0.5 + 0.5) * 100) - 0.5
@@ -253,9 +253,9 @@ def test_a_large_jpeg_gives_the_picture_of_its_full_decoding(tmp_path: Path) -> 
     image.save(tmp_path / "a.png")
     for choose in (partial(centre_view, share=0.9), lambda *_: crop_view(801, 603, 32, (1, 1), (1.3, 1.3), flip=False)):
         random.seed(0)
-        small = take_picture((tmp_path / "a.jpg").read_bytes(), 32, choose).astype(float)
+        small = decode_view((tmp_path / "a.jpg").read_bytes(), 32, choose).astype(float)
         random.seed(0)
-        assert np.abs(small - take_picture((tmp_path / "a.png").read_bytes(), 32, choose)).mean() < 1
+        assert np.abs(small - decode_view((tmp_path / "a.png").read_bytes(), 32, choose)).mean() < 1
 
 
 def test_finishing_normalises_each_channel(tree: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_corrupt_image_is_refused_by_name(tree: Path, split: str, workers: int
         steps(dataset, workers) if split == "train" else evaluated(dataset, workers)
     text = str(caught.value)
     assert text.startswith(f"{path} cannot be decoded as an image (image file is truncated")
-    assert text.endswith("Replace or remove it, or pass over such images with data.corrupt=skip.")
+    assert text.endswith("Replace or remove it, or skip such images with data.corrupt=skip.")
     assert "Traceback" not in text
 
 

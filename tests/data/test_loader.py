@@ -1,4 +1,4 @@
-"""Batches for a rank: the same samples with the same chances, however they are made ready."""
+"""Batches of a rank: the same samples with the same random numbers, with and without workers and prefetching."""
 
 import contextlib
 import multiprocessing

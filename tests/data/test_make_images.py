@@ -1,4 +1,4 @@
-"""Generated image trees: whole, the same from the same seed, and with classes that can be told apart."""
+"""Generated image folders: complete, reproducible by seed, and with distinguishable classes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""MNIST from its IDX files: read as they are or gzipped, and refused when something is wrong with them."""
+"""MNIST from its IDX files, plain or gzipped, and errors for damaged files."""
 
 import gzip
 import struct
@@ -74,7 +74,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
     put(tmp_path, LABELS, idx(DIGITS))
     path = put(tmp_path, IMAGES, idx(PIXELS)[:cut])
     assert refusal(tmp_path) == (
-        f"{path} is truncated: its header promises 136 bytes, it has {cut}. Fetch it again with: tutti data get mnist."
+        f"{path} is truncated: its header states 136 bytes, it has {cut}. Fetch it again with: tutti data get mnist."
     )
 
 
@@ -106,12 +106,12 @@ def test_a_file_of_another_kind_is_refused_with_how_it_opens(tmp_path: Path, con
     path = put(tmp_path, IMAGES, content)
     with pytest.raises(DataError) as caught:
         read_idx(path, 3)
-    assert str(caught.value) == (f"{path} does not open as an IDX file of bytes in 3 dimension(s): found {magic}.")
+    assert str(caught.value) == (f"{path} is not an IDX file of bytes in 3 dimension(s): it begins with {magic}.")
 
 
-def test_a_file_with_more_than_its_header_promises_is_not_called_truncated(tmp_path: Path) -> None:
+def test_a_file_with_more_than_its_header_states_is_not_called_truncated(tmp_path: Path) -> None:
     path = put(tmp_path, IMAGES, idx(PIXELS) + b"more")
-    with pytest.raises(DataError, match=r"promises 136 bytes, it has 140") as caught:
+    with pytest.raises(DataError, match=r"states 136 bytes, it has 140") as caught:
         read_idx(path, 3)
     assert "truncated" not in str(caught.value)
 

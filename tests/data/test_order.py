@@ -1,4 +1,4 @@
-"""The global order of samples: pure in seed and epoch, shared out whole over any number of ranks."""
+"""The global sample order: a function of seed and epoch, divided completely over any number of ranks."""
 
 import numpy as np
 import pytest

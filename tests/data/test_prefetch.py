@@ -1,4 +1,4 @@
-"""Items made ahead: the same ones in the same order, and no thread left behind."""
+"""Prefetched items: the same ones in the same order, and no thread is left running."""
 
 import threading
 from collections.abc import Iterator

@@ -100,7 +100,7 @@ def test_nbody_makes_its_boxes_and_trains(tutti: Tutti, tmp_path: Path) -> None:
     words = [*SMALL_BOX, "data.train_samples=8", "data.valid_samples=4", "batch.global=4", "epochs=1"]
     done = tutti("train", "nbody/short", "-n", "2", *words, TUTTI_DATA=str(tmp_path))
     assert_trained(done, tmp_path, 8)
-    assert done.out.count("is not there: making a box of") == 2
+    assert done.out.count("does not exist: making a box of") == 2
     assert f"data: {tmp_path}/nbody/train.h5 (32^3), source memory" in done.out
     assert "valid_accuracy" not in record(tmp_path)["results"]
 
@@ -157,7 +157,7 @@ def test_a_fault_that_shows_while_crops_are_read_ends_the_run_in_words(tutti: Tu
 def test_missing_boxes_are_named_with_what_makes_them(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("train", "nbody", TUTTI_DATA=str(tmp_path))
     assert_refused(
-        done, tmp_path, "nbody/train.h5 is not there", "tutti data make nbody --out", "data.source=synthetic"
+        done, tmp_path, "nbody/train.h5 does not exist", "tutti data make nbody --out", "data.source=synthetic"
     )
 
 

@@ -11,11 +11,11 @@ from tutti.data.dataset import ArrayDataset
 from tutti.errors import DataError
 
 _VALID_SAMPLES = 360
-_FILE = Path("datasets") / "data" / "digits.csv.gz"  # a row an image: 64 pixels, then the digit
+_FILE = Path("datasets") / "data" / "digits.csv.gz"  # one row per image: 64 pixels, then the digit
 
 
 def digits(split: str, shift: int = 0) -> ArrayDataset:
-    """The digits, 1,437 for training and 360 for validation, chosen once for all."""
+    """Returns the 8 x 8 digits: 1,437 for training and 360 for validation, a fixed split."""
     table = _read()
     images, labels = table[:, :-1], table[:, -1]
     chosen = np.random.Generator(np.random.PCG64(0)).permutation(len(images))
@@ -26,7 +26,7 @@ def digits(split: str, shift: int = 0) -> ArrayDataset:
 
 
 def _read() -> np.ndarray:
-    """The table in scikit-learn's package, read without importing it, which takes longer than a short run."""
+    """Reads the file inside scikit-learn's package; importing scikit-learn would take longer than a short run."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise DataError("data.name='digits' needs scikit-learn. Install it: pip install 'tutti-train[digits]'.")
@@ -34,7 +34,7 @@ def _read() -> np.ndarray:
     try:
         with gzip.open(path, "rt") as file:
             return np.array([[int(value) for value in line.split(",")] for line in file], np.uint8)
-    except (OSError, ValueError):  # another version keeps its digits elsewhere
+    except (OSError, ValueError):  # another version stores the digits elsewhere
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
@@ -50,7 +50,7 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> ArrayDataset:
-    """Samples that can be learned, the same from the same seed."""
+    """Returns random samples around one mean per class; the same seed gives the same samples."""
     means = torch.randn(classes, *shape, generator=torch.Generator().manual_seed(seed))
     samples = train if split == "train" else valid
     generator = torch.Generator().manual_seed(seed + (1 if split == "train" else 2))

@@ -25,8 +25,8 @@ Split = tuple[np.ndarray, np.ndarray]  # images (bytes, N x C x H x W), labels (
 def decoded_files(
     dataset: str, splits: Iterable[str], source: Path, paths: Iterable[Path], cache: str | None
 ) -> dict[str, Path]:
-    """Where the splits of a source are kept; elsewhere once the archive, or any file of the tree, has changed."""
-    key = hashlib.sha256(b"1" + bytes(source.resolve()))  # the version of this layout
+    """Returns the cache file of each split; its name changes when the archive or any file of the tree changes."""
+    key = hashlib.sha256(b"1" + bytes(source.resolve()))  # b"1": version of the cache format
     for path in sorted(paths):
         status = path.stat()
         key.update(f"{path.relative_to(source)} {status.st_size} {status.st_mtime_ns}\0".encode())
@@ -37,32 +37,32 @@ def decoded_files(
 def _cache_folder(cache: str | None) -> Path:
     try:
         return Path(cache or os.environ.get("TUTTI_CACHE") or "~/.cache/tutti").expanduser()
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return Path(os.devnull)
 
 
 def load_decoded(place: Path, shape: tuple[int, ...]) -> Split | None:
-    """A split of images of a shape, or nothing when it is not there or damaged."""
+    """Reads a split from the cache; None if it is missing, damaged or of another shape."""
     try:
         with open(place, "rb") as file, np.load(file) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except Exception:  # whatever it is, the split can be decoded again
+    except Exception:  # whatever the error, the split can be decoded again
         return None
     fits = images.dtype == np.uint8 and images.shape == (len(labels), *shape) and labels.dtype == np.int64
     return (images, labels) if fits else None
 
 
 def save_decoded(place: Path, split: Split) -> None:
-    """Keep a split; ranks may do so at the same time, and where it cannot be written, it is decoded next time."""
-    aside = place.with_name(f"{place.name}.{uuid.uuid4().hex}.part")
+    """Writes a split to the cache; safe from several ranks at once, and errors of the file system are ignored."""
+    temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex}.part")
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(aside, "xb") as file:
+            with open(temporary, "xb") as file:
                 np.savez(file, images=split[0], labels=split[1])
-            aside.replace(place)
+            temporary.replace(place)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "valid": ("test_batch",)}
@@ -86,7 +86,7 @@ Files = dict[str, Path | bytes | None]  # name below the root -> where the file 
 
 
 def find(path: Path) -> Path:
-    """The folder or archive that a path stands for: itself, the one archive in it, or one of its name beside it."""
+    """Returns the folder or archive to read: the path itself, the only archive in it, or `PATH.tar.gz` beside it."""
     if path.is_file() or any((path / name).exists() for name in (*_BATCH_FOLDERS, *BATCH_FILES, *_TREE_FOLDERS)):
         return path
     found = [file for file in sorted(_visible(path)) if file.name.endswith(ARCHIVES)]
@@ -101,7 +101,7 @@ def find(path: Path) -> Path:
 
 
 def list_folder(folder: Path) -> Files:
-    """The batch files, or the class folders with their files; empty where there is neither."""
+    """Lists the batch files, or the class folders with their files; empty if there are neither."""
     batches = [folder / below / name for below in ("", *_BATCH_FOLDERS) for name in BATCH_FILES]
     if files := {path.name: path for path in batches if path.is_file()}:
         return dict(files)
@@ -119,7 +119,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def list_archive(path: Path) -> Files:
-    """What `list_folder` lists, at any depth of an archive and with contents, in one pass through it."""
+    """Reads from an archive, at any depth and in one pass, what `list_folder` lists, with the contents."""
     files: Files = {}
     try:
         with tarfile.open(path) as archive:
@@ -130,14 +130,14 @@ def list_archive(path: Path) -> Files:
                     content = archive.extractfile(member)
                     files[name] = content.read() if content else None
             _check_end(archive)
-    except Exception as error:  # every compression has errors of its own
+    except Exception as error:  # each compression library has its own exceptions
         reason = str(error).partition(":")[0]
         raise DataError(f"{path} cannot be read as a tar archive (plain, gzip or xz): {reason}. {AGAIN}") from error
     return files
 
 
 def _known_name(member: tarfile.TarInfo) -> str:
-    """The name of a batch file, a class folder or a file in one; empty for all else."""
+    """Returns the name of a batch file, of a class folder or of a file in one; empty for other members."""
     path = PurePosixPath(member.name)
     if member.isreg() and path.name in BATCH_FILES:
         return path.name
@@ -148,16 +148,16 @@ def _known_name(member: tarfile.TarInfo) -> str:
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Refuse what tarfile takes for the end although it is none, and have the checksums of the rest looked at."""
+    """Checks the end-of-archive block, which tarfile does not, and reads the rest so that checksums are verified."""
     assert archive.fileobj
-    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # the second of the two that end it
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # the second of the two end blocks
         raise tarfile.ReadError("it ends without an end mark, so it is truncated or damaged")
     while archive.fileobj.read(1 << 20):
         pass
 
 
 def content_of(files: Files, name: str, source: Path) -> bytes:
-    """The bytes of a file, which must be there."""
+    """Returns the content of a file; raises DataError if it is missing."""
     content = files.get(name)
     if content is None:
         raise DataError(f"{source} lacks {name}: it holds {', '.join(sorted(files.keys() & BATCH_FILES))}. {AGAIN}")
@@ -165,7 +165,7 @@ def content_of(files: Files, name: str, source: Path) -> bytes:
 
 
 def place_of(files: Files, name: str, source: Path) -> str:
-    """Where a file is, as a message says it."""
+    """Returns the location of a file for an error message."""
     content = files[name]
     return str(content) if isinstance(content, Path) else f"{name} in {source}"
 
@@ -179,7 +179,7 @@ _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 def decode(split: str, files: Files, source: Path) -> Split:
-    """Images and labels from whichever of the three forms the files have."""
+    """Decodes a split from binary batches, pickled batches or class folders."""
     for ending, parse in ((".bin", _parse_binary), ("", _parse_pickle)):
         form = {name: [f"{batch}{ending}" for batch in batches] for name, batches in BATCHES.items()}
         if not files.keys().isdisjoint(form["train"] + form["valid"]):
@@ -218,7 +218,7 @@ def _parse_pickle(content: bytes, place: str) -> Split:
 
 
 def _new_array(*_: Any) -> np.ndarray:
-    """An array to be filled; what the file says of its shape before the bytes come is not believed."""
+    """Returns an empty array to be filled; the shape that the file states before its bytes is ignored."""
     return np.empty(0, np.uint8)
 
 
@@ -230,15 +230,15 @@ def _new_type(name: Any, *_: Any) -> np.dtype[Any]:
 
 
 class _Arrays(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
-    """Reads plain values and numpy arrays, and refuses every other object, because a pickle can name any function.
+    """Unpickler that accepts plain values and numpy arrays only, because a pickle can call any function.
 
-    In Python: the unpickler in C sets aside as much memory as a damaged number in the file asks for.
+    It is the Python implementation: the one in C allocates as much memory as a damaged length field demands.
     """
 
     _KNOWN: dict[tuple[str, str], Any] = {
         ("numpy.core.multiarray", "_reconstruct"): _new_array,
         ("numpy._core.multiarray", "_reconstruct"): _new_array,
-        ("numpy", "ndarray"): None,  # told to _reconstruct alone
+        ("numpy", "ndarray"): None,  # only an argument of _reconstruct
         ("numpy", "dtype"): _new_type,
     }
 
@@ -247,7 +247,7 @@ class _Arrays(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._KNOWN:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such file needs")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which a batch of CIFAR-10 does not need")
         return self._KNOWN[module, name]
 
 
@@ -257,7 +257,7 @@ def _checked(labels: np.ndarray, place: str) -> np.ndarray:
 
 
 def _decode_tree(split: str, files: Files, source: Path) -> Split:
-    """The images of class folders in the order of class and file names; a label is the place of its class."""
+    """Decodes class folders in the order of class and file names; a label is the index of its class."""
     trees = {name: next((tree for tree in TREES[name] if _classes(files, tree)), "") for name in TREES}
     classes = {name: _classes(files, tree) for name, tree in trees.items()}
     _check_classes(trees, classes, source)
@@ -269,7 +269,7 @@ def _decode_tree(split: str, files: Files, source: Path) -> Split:
 
 
 def _classes(files: Files, tree: str) -> dict[str, list[str]]:
-    """The names of the images in every class folder of a tree."""
+    """Returns the image names of every class folder below `tree`."""
     classes: dict[str, list[str]] = {}
     for name, content in files.items():
         parts = name.split("/")
@@ -281,7 +281,7 @@ def _classes(files: Files, tree: str) -> dict[str, list[str]]:
 
 
 def _check_classes(trees: dict[str, str], classes: dict[str, dict[str, list[str]]], source: Path) -> None:
-    """Both splits have the same ten classes, and images in each."""
+    """Checks that both splits have the same ten classes, with images in each."""
     if not all(trees.values()):
         kept = [f"{tree}/" for tree in trees.values() if tree]
         raise DataError(f"{source} holds {kept[0] + ' only' if kept else 'no CIFAR-10'}. {EXPECTED}")
@@ -327,11 +327,11 @@ def cifar10(
     cache: str | None = None,
     device: torch.device | None = None,
 ) -> ArrayDataset:
-    """The training images, or the test images as validation."""
+    """Returns CIFAR-10; the test images are the validation split."""
     try:
         images, labels = read(split, find(Path(path)), cache)
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check who may read it.") from error
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
     augmented = split == "train"
     return ArrayDataset(
         torch.from_numpy(images),
@@ -346,7 +346,7 @@ def cifar10(
 
 
 def read(split: str, source: Path, cache: str | None = None) -> Split:
-    """Images and labels of a split; what is slow to read, an archive or a tree of images, is kept decoded."""
+    """Reads a split; archives and folders of images, which are slow to decode, are cached."""
     files = {} if source.is_file() else list_folder(source)
     if not files.keys().isdisjoint(BATCH_FILES):
         return decode(split, files, source)

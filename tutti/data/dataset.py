@@ -15,9 +15,9 @@ _PADDING = {"zero": "constant", "edge": "edge", "reflect": "reflect"}
 
 
 class MovedImages:
-    """Images that are shifted by up to `shift` pixels in both directions and mirrored as they are taken.
+    """Images in memory with random shifts of up to `shift` pixels and random horizontal flips.
 
-    With `flip="alternate"` half of the images are mirrored in even epochs and the other half in odd ones.
+    With `flip="alternate"` half of the images are flipped in even epochs and the other half in odd ones.
     """
 
     def __init__(self, images: torch.Tensor, shift: int, flip: Flip = False, fill: Fill = "zero") -> None:
@@ -26,61 +26,61 @@ class MovedImages:
         padded = _pad(images, shift, fill)
         self._padded = padded
         if images.device.type == "cpu":
-            # Every window of every image as a view: a shift is a choice of window, and copies only its own pixels.
+            # A view of every window of every image: indexing it copies only the pixels of the chosen window.
             self._windows = np.lib.stride_tricks.sliding_window_view(padded.numpy(), images.shape[2:], axis=(2, 3))
 
     def take(self, ids: torch.Tensor, draws: Draws | None) -> torch.Tensor:
-        """The images of the given ids, each moved in its own way, or all in their places."""
+        """Returns the images of the given ids, augmented if `draws` is given."""
         top = left = torch.full_like(ids, self._shift)
-        mirrored = None
+        flipped = None
         if draws is not None:
             if self._shift:
                 top, left = draws.integers(0, 2 * self._shift), draws.integers(0, 2 * self._shift)
             if self._flip:
-                mirrored = draws.alternating() if self._flip == "alternate" else draws.integers(0, 1).bool()
+                flipped = draws.alternating() if self._flip == "alternate" else draws.integers(0, 1).bool()
         take = self.take_windows if self._padded.device.type == "cpu" else self.gather
-        return take(ids, top, left, mirrored)
+        return take(ids, top, left, flipped)
 
     def take_windows(
-        self, ids: torch.Tensor, top: torch.Tensor, left: torch.Tensor, mirrored: torch.Tensor | None
+        self, ids: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flipped: torch.Tensor | None
     ) -> torch.Tensor:
-        """In memory, a window of each image."""
+        """Selects one window of each image, on the CPU."""
         images = torch.from_numpy(self._windows[ids.numpy(), :, top.numpy(), left.numpy()])
-        if mirrored is not None:
-            images[mirrored] = images[mirrored].flip(-1)
+        if flipped is not None:
+            images[flipped] = images[flipped].flip(-1)
         return images
 
     def gather(
-        self, ids: torch.Tensor, top: torch.Tensor, left: torch.Tensor, mirrored: torch.Tensor | None
+        self, ids: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flipped: torch.Tensor | None
     ) -> torch.Tensor:
-        """On a GPU, one gather for the whole batch; the channels come out innermost."""
-        choices = torch.stack((ids, top, left, ids if mirrored is None else mirrored.to(ids.dtype)))
+        """Selects one window of each image with a single gather, on a GPU; the result is channels-last."""
+        choices = torch.stack((ids, top, left, ids if flipped is None else flipped.to(ids.dtype)))
         device = self._padded.device
         if device.type == "cuda":
             choices = choices.pin_memory().to(device, non_blocking=True)
         ids, top, left, mirrors = choices.unsqueeze(-1)
         rows = top + torch.arange(self._height, device=device)
         columns = torch.arange(self._width, device=device).expand(len(ids), -1)
-        if mirrored is not None:
+        if flipped is not None:
             columns = torch.where(mirrors.bool(), self._width - 1 - columns, columns)
         columns = columns + left
         return self._padded[ids[:, :, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 def _pad(images: torch.Tensor, pixels: int, fill: Fill) -> torch.Tensor:
-    """Images with a margin, made on the CPU, where bytes need not become floats for it."""
+    """Pads images on the CPU, where padding works on bytes without a conversion to floats."""
     if not pixels:
         return images
     margins = ((0, 0), (0, 0), (pixels, pixels), (pixels, pixels))
     return torch.from_numpy(np.pad(images.cpu().numpy(), margins, mode=_PADDING[fill])).to(images.device)  # pyright: ignore
 
 
-_IGNORED = -100  # the label of what cross entropy leaves out
+_IGNORED = -100  # the default `ignore_index` of torch's cross entropy
 
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """Gives the samples of many ids at once; with draws it augments them, without it does not."""
+    """A dataset that returns whole batches; it augments them if `draws` is given."""
 
     def __len__(self) -> int: ...
 
@@ -89,7 +89,7 @@ class BatchDataset(Protocol):
 
 @runtime_checkable
 class SampleDataset(Protocol):
-    """Gives one sample at a time, as torch's map-style datasets do."""
+    """A map-style dataset, as in torch."""
 
     def __len__(self) -> int: ...
 
@@ -97,13 +97,13 @@ class SampleDataset(Protocol):
 
 
 def check_labels(labels: np.ndarray, classes: int, place: str, fix: str) -> None:
-    """Refuse labels that are no class; `place` says where they are, `fix` what to do."""
+    """Raises DataError for labels outside 0 .. classes - 1; `place` and `fix` complete the message."""
     if len(wrong := labels[(labels < 0) | (labels >= classes)]):
         raise DataError(f"{place} holds the label {wrong[0]}: expected 0 to {classes - 1}. {fix}")
 
 
 def check_batch(dataset: Any, batch: Any, ids: Sequence[int]) -> None:
-    """Refuse labels that are no class in a batch on the CPU, where its dataset says how many classes there are."""
+    """Raises DataError for labels outside the dataset's `num_classes` in a batch on the CPU."""
     classes = getattr(dataset, "num_classes", None)
     targets = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
     if not isinstance(classes, int) or not isinstance(targets, torch.Tensor):
@@ -121,7 +121,7 @@ def check_batch(dataset: Any, batch: Any, ids: Sequence[int]) -> None:
 
 
 def check_classes(train_data: Any, valid_data: Any) -> None:
-    """Refuse labels in validation data for which a model built for the training data has no output."""
+    """Raises DataError if the validation data has more classes than the training data."""
     known, used = getattr(train_data, "num_classes", None), getattr(valid_data, "num_classes", None)
     if isinstance(valid_data, ArrayDataset) and isinstance(known, int) and isinstance(used, int) and used > known:
         raise DataError(
@@ -131,10 +131,10 @@ def check_classes(train_data: Any, valid_data: Any) -> None:
 
 
 class ArrayDataset:
-    """Samples in memory as one tensor; images stay bytes and become normalised floats batch by batch.
+    """Samples in memory as one tensor; images are stored as bytes and normalised batch by batch.
 
-    On a device they stay there for the whole run, and batches are made there. `mean` and `std` are numbers for all
-    channels or one for each, in the units of the inputs.
+    With `device` the tensor is stored on that device and batches are made there. `mean` and `std` are one number or
+    one per channel, in the units of the inputs.
     """
 
     def __init__(
@@ -163,18 +163,18 @@ class ArrayDataset:
         return len(self._targets)
 
     def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
-        here = ids.to(self._inputs.device, non_blocking=True)
-        inputs = self._moved.take(ids, draws) if self._moved else self._inputs.index_select(0, here)
+        on_device = ids.to(self._inputs.device, non_blocking=True)
+        inputs = self._moved.take(ids, draws) if self._moved else self._inputs.index_select(0, on_device)
         if inputs.dtype == torch.uint8:
-            inputs = inputs.mul(self._scale).add_(self._offset)  # bytes times a number are floats
+            inputs = inputs.mul(self._scale).add_(self._offset)  # uint8 times a float gives float32
         else:
             inputs = inputs.to(torch.float32)
             if self._is_scaled:
-                inputs.mul_(self._scale).add_(self._offset)  # taking has made a copy of its own
-        return inputs, self._targets.index_select(0, here)
+                inputs.mul_(self._scale).add_(self._offset)  # in place: indexing has copied
+        return inputs, self._targets.index_select(0, on_device)
 
     def _by_channel(self, values: np.ndarray) -> Any:
-        """A number as it is, or a tensor with one value for each channel."""
+        """Returns a number unchanged, or a tensor that broadcasts one value per channel."""
         if values.ndim == 0:
             return float(values)
         shape = (-1, *[1] * (self._inputs.ndim - 2))
@@ -182,7 +182,7 @@ class ArrayDataset:
 
 
 def _count_classes(targets: torch.Tensor) -> int:
-    """One more than the largest label."""
+    """Returns the largest label plus one."""
     if not len(targets):
         raise DataError("a dataset has no samples: expected at least one. Check where its data is read from.")
     if bool((wrong := (targets < 0) & (targets != _IGNORED)).any()):

@@ -1,4 +1,4 @@
-"""Fetching public data with checksums, and saying how to bring it by hand where there is no internet."""
+"""Download of public datasets with checksums; without internet the error says how to copy the files."""
 
 import hashlib
 import http.client
@@ -12,7 +12,7 @@ from tutti.errors import ConfigError, DataError, nearest
 
 @dataclass(frozen=True)
 class DownloadSource:
-    """Files of a dataset with their MD5 sums, and where they can be had."""
+    """The files of a dataset with their MD5 sums, and the mirrors that serve them."""
 
     mirrors: tuple[str, ...]
     files: dict[str, str]
@@ -48,7 +48,7 @@ def get(name: str, folder: Path, mirror: str | None = None, report: Report = lam
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} cannot be made: {error.strerror}. Choose another folder with --out.") from error
+        raise DataError(f"{folder} cannot be created: {error.strerror}. Choose another folder with --out.") from error
     return [_get_file(folder / file, md5, mirrors, report) for file, md5 in source.files.items()]
 
 
@@ -71,18 +71,18 @@ def _get_file(path: Path, md5: str, mirrors: tuple[str, ...], report: Report) ->
 
 
 def _fetch(url: str, path: Path, md5: str, report: Report) -> None:
-    aside = path.with_suffix(".part")
+    temporary = path.with_suffix(".part")
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer, open(aside, "wb") as file:
+        with urllib.request.urlopen(url, timeout=30) as answer, open(temporary, "wb") as file:
             total = int(answer.headers.get("Content-Length") or 0)
             while chunk := answer.read(1 << 16):
                 file.write(chunk)
                 report(path.name, file.tell(), total)
-        if (found := _md5(aside)) != md5:
+        if (found := _md5(temporary)) != md5:
             raise ValueError(f"wrong content: MD5 {found}, expected {md5}")
-        aside.replace(path)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _md5(path: Path) -> str:

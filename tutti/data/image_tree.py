@@ -1,4 +1,4 @@
-"""ImageNet and similar datasets: a folder of encoded images for each class, decoded and cropped by loader processes."""
+"""ImageNet and similar datasets: one folder of encoded images per class, decoded and cropped by loader workers."""
 
 import io
 import math
@@ -17,13 +17,13 @@ from PIL import Image
 from tutti.errors import ConfigError, DataError, nearest
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the image
-Span = tuple[int, int]  # the first pixel of the picture and the one after the last
+Span = tuple[int, int]  # first output pixel, and the one after the last
 _TRIES = 10
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of an image, and where in the picture it lands; beyond that its edges are repeated."""
+    """A region of an image and the output pixels that it fills; the other output pixels repeat its edges."""
 
     box: Box
     columns: Span
@@ -31,11 +31,11 @@ class View:
     flip: bool = False
 
 
-Choose = Callable[[int, int, int], View]  # from the width and height of an image and the size of the picture
+Choose = Callable[[int, int, int], View]  # from the width and height of an image and the output size
 
 
 def centre_view(width: int, height: int, size: int, share: float) -> View:
-    """The square in the middle, with a side of the given share of the shorter side of the image."""
+    """Centre crop: a square whose side is `share` of the shorter side of the image."""
     side = share * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     return View((left, top, left + side, top + side), (0, size), (0, size))
@@ -44,27 +44,27 @@ def centre_view(width: int, height: int, size: int, share: float) -> View:
 def crop_view(
     width: int, height: int, size: int, scale: tuple[float, float], ratio: tuple[float, float], flip: bool
 ) -> View:
-    """A random part with a share of the area in `scale` and a width over height in `ratio`, perhaps mirrored."""
+    """Random resized crop: area share in `scale`, width over height in `ratio`, with a random horizontal flip."""
     box = _random_box(width, height, scale, ratio)
     return View(box, (0, size), (0, size), flip and random.random() < 0.5)
 
 
 def shift_view(width: int, height: int, size: int, shift: float, zoom: float, flip: bool) -> View:
-    """The whole image, shifted and zoomed at random in each direction by itself, perhaps mirrored."""
-    left, right, columns = _random_stretch(width, size, shift, zoom)
-    top, bottom, rows = _random_stretch(height, size, shift, zoom)
+    """The whole image with a random shift and zoom in each direction and a random horizontal flip."""
+    left, right, columns = _random_range(width, size, shift, zoom)
+    top, bottom, rows = _random_range(height, size, shift, zoom)
     return View((left, top, right, bottom), columns, rows, flip and random.random() < 0.5)
 
 
-def take_picture(content: bytes, size: int, choose: Choose) -> np.ndarray:
-    """The chosen part of an encoded image as size x size x 3 bytes."""
+def decode_view(content: bytes, size: int, choose: Choose) -> np.ndarray:
+    """Decodes the chosen region of an image and resizes it to size x size x 3 bytes."""
     with Image.open(io.BytesIO(content)) as image:
         width, height = image.size
         view = choose(width, height, size)
         left, top, right, bottom = view.box
         (first_column, end_column), (first_row, end_row) = view.columns, view.rows
         columns, rows = end_column - first_column, end_row - first_row
-        # A JPEG decodes at a half, a quarter or an eighth of its size where that still has the pixels of the picture.
+        # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if that still has enough pixels for the output.
         wanted = math.ceil(width * columns / (right - left)), math.ceil(height * rows / (bottom - top))
         drafted = image.draft("RGB", wanted)
         shrink = drafted[1][2] / width if drafted else 1.0  # the size itself is rounded up to whole pixels
@@ -76,7 +76,7 @@ def take_picture(content: bytes, size: int, choose: Choose) -> np.ndarray:
 
 
 def _random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
-    """A random box inside the image; where none fits, the largest in the middle that keeps to the ratio."""
+    """Returns a random box inside the image; if none fits, the largest centred one within the ratio."""
     for _ in range(_TRIES):
         area = width * height * random.uniform(*scale)
         aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -89,9 +89,9 @@ def _random_box(width: int, height: int, scale: tuple[float, float], ratio: tupl
     return left, top, left + wide, top + high
 
 
-def _random_stretch(length: int, size: int, shift: float, zoom: float) -> tuple[float, float, Span]:
-    """Along one direction: the stretch of the image that is seen, and the pixels of the picture that show it."""
-    step = random.uniform(1 - zoom, 1 + zoom) * length / size  # pixels of the image for one of the picture
+def _random_range(length: int, size: int, shift: float, zoom: float) -> tuple[float, float, Span]:
+    """Along one axis: the range of the image that is visible, and the output pixels that show it."""
+    step = random.uniform(1 - zoom, 1 + zoom) * length / size  # image pixels per output pixel
     start = (length - step * size) / 2 + random.uniform(-shift, shift) * length
     first = min(max(math.ceil(-start / step), 0), size - 1)
     end = max(min(math.floor((length - start) / step), size), first + 1)
@@ -100,7 +100,7 @@ def _random_stretch(length: int, size: int, shift: float, zoom: float) -> tuple[
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Red, green and blue of any image; transparency is left out."""
+    """Converts an image of any mode to RGB without transparency."""
     if image.mode == "P":
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -128,7 +128,7 @@ def image_tree(
     classes: int | None = None,
     corrupt: str = "refuse",
 ) -> "ImageTree":
-    """The images of `train/CLASS/` or `validation/CLASS/`, of all classes or of the first by name."""
+    """Returns the images in `train/CLASS/` or `validation/CLASS/`; `classes` limits them to the first by name."""
     _check_options(split, size, augment, scale, ratio, shift, zoom, centre, corrupt)
     if split == "valid" or augment == "none":
         choose: Choose = partial(centre_view, share=centre)
@@ -140,12 +140,12 @@ def image_tree(
     try:
         files = ImageFiles(root, split, class_names(root, classes))
     except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check who may read it.") from error
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
     return ImageTree(files, size, choose, corrupt == "skip", replaces=split == "train")
 
 
 class ImageTree:
-    """Images read one at a time as bytes; they become normalised floats batch by batch, on the device."""
+    """Map-style dataset of image files; pixels are bytes until `finish` normalises a batch on the device."""
 
     def __init__(self, files: "ImageFiles", size: int, choose: Choose, skips: bool, replaces: bool) -> None:
         self._files = files
@@ -154,14 +154,14 @@ class ImageTree:
         self._replaces = replaces
         self.input_shape = (3, size, size)
         self.num_classes = len(files.classes)
-        # Files that were passed over, for whoever takes them off the list; None where such files are refused.
+        # Corrupt files that were skipped and not yet reported; None if corrupt files are errors.
         self.skipped: list[str] | None = [] if skips else None
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | None:
-        """One image and its class; for one that is passed over the next of its class, or None in validation."""
+        """Returns an image and its class; a skipped one is replaced by the next of its class, in validation by None."""
         label = self._files.label(index)
         for other in self._files.rest_of_class(index) if self._replaces else [index]:
             path = self._files.path(other)
@@ -179,7 +179,7 @@ class ImageTree:
         return None
 
     def finish(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Bytes as floats with ImageNet's mean and spread taken out."""
+        """Normalises bytes with ImageNet's mean and standard deviation."""
         scale, offset = _normalisation(inputs.device)
         return (inputs * scale).add_(offset)
 
@@ -190,23 +190,23 @@ class ImageTree:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}. Check that it is there and readable.") from error
         try:
-            pixels = take_picture(content, self._size, self._choose)
+            pixels = decode_view(content, self._size, self._choose)
         except MemoryError:
             raise
         except Exception as error:  # decoders raise almost anything on bytes that are wrong
             raise CorruptImage(
-                f"{path} cannot be decoded as an image ({_reason(error, content)}). Replace or remove it, or pass over "
+                f"{path} cannot be decoded as an image ({_reason(error, content)}). Replace or remove it, or skip "
                 "such images with data.corrupt=skip."
             ) from error
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 class CorruptImage(DataError):
-    """A file that can be read but is not the image its name promises."""
+    """A file that can be read but not decoded as an image."""
 
 
 class ImageFiles:
-    """The image files of a split in the order of their classes and names, in little memory: ImageNet has 1.28 M."""
+    """The image files of a split, sorted by class and name, in compact memory: ImageNet has 1.28 million."""
 
     def __init__(self, root: Path, split: str, classes: list[str]) -> None:
         self.classes = classes
@@ -214,7 +214,7 @@ class ImageFiles:
         found = _scan(self._folder, classes, root)
         counts = [len(found.get(name, ())) for name in classes]
         self._starts = np.array([0, *accumulate(counts)])  # of each class, and the end
-        # One string and the ends of its parts: a list of strings would be copied into every loader process.
+        # One bytes object with offsets: reference counts of a list of strings would copy it into every worker.
         names = [os.fsencode(file) for name in classes for file in found.get(name, ())]
         self._names = b"".join(names)
         self._ends = np.cumsum([0, *map(len, names)])
@@ -230,14 +230,14 @@ class ImageFiles:
         return os.path.join(self._folder, self.classes[self.label(index)], name)
 
     def rest_of_class(self, index: int) -> Iterator[int]:
-        """An image, then the others of its class, in order and round to the one before it."""
+        """Yields an index, then the other indices of its class in cyclic order."""
         first, end = map(int, self._starts[self.label(index) : self.label(index) + 2])
         yield from range(index, end)
         yield from range(first, index)
 
 
 def class_names(root: Path, count: int | None = None) -> list[str]:
-    """The classes of a tree, by the folders in its training split, sorted; the first `count` where that is given."""
+    """Returns the sorted folder names of the training split; only the first `count` if given."""
     folder = _split_folder(root, "train")
     names = _folders(folder)
     if not names:
@@ -274,7 +274,7 @@ def _scan(folder: Path, classes: list[str], root: Path) -> dict[str, list[str]]:
         if name not in known:
             raise DataError(
                 f"{folder / name} is a class that {_split_folder(root, 'train')} does not have.{nearest(name, known)} "
-                "Expected the same classes in both: rename it, or take it out."
+                "Expected the same classes in both: rename or remove it."
             )
         if name in chosen:
             with os.scandir(folder / name) as entries:
@@ -322,7 +322,7 @@ def _check_options(
 
 @cache
 def _normalisation(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What bytes are multiplied by and what is added, for each channel; copied to a device once."""
+    """Returns scale and offset of each channel, copied to a device once."""
     with torch.inference_mode(False):
         mean, std = (torch.tensor(values, dtype=torch.float64).reshape(3, 1, 1) for values in (MEAN, STD))
         return (1 / (255 * std)).to(device, torch.float32), (-mean / std).to(device, torch.float32)
@@ -331,6 +331,6 @@ def _normalisation(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 def _reason(error: Exception, content: bytes) -> str:
     if not content:
         return "it is empty"
-    if "cannot identify image" in str(error):  # says nothing but the address of a buffer besides
+    if "cannot identify image" in str(error):  # Pillow's message has only the address of a buffer
         return f"it begins with {content[:4].hex(' ')}"
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Generated pictures in the layout of ImageNet: what a run needs to be tried out, and to learn something."""
+"""Generated images in the folder layout of ImageNet, with classes that a network can learn."""
 
 import colorsys
 import json
@@ -12,8 +12,8 @@ from PIL import Image
 
 from tutti.errors import DataError
 
-Report = Callable[[str, int, int], None]  # split, pictures so far, pictures in all
-MARK = "made_images.json"  # says that a folder is ours to replace, and with what it was made
+Report = Callable[[str, int, int], None]  # split, images so far, images in all
+MARK = "made_images.json"  # marks a folder that may be replaced, and holds its options
 _QUALITY = 90
 _SMALLEST = 16
 
@@ -27,33 +27,33 @@ def make_images(
     seed: int = 0,
     report: Report = lambda *_: None,
 ) -> Path:
-    """Write `train` and `valid` pictures of each class as JPEG files; the same from the same seed."""
+    """Writes `train` and `valid` JPEG images of each class; the same seed gives the same images."""
     options = {"classes": classes, "train": train, "valid": valid, "size": size, "seed": seed}
     _check(options)
-    folder = out.resolve()  # a link to a folder elsewhere stays a link
+    folder = out.resolve()  # a symbolic link is kept
     _check_free(folder)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         for split, (name, samples) in enumerate((("train", train), ("validation", valid))):
-            _write_split(aside / name, split, classes, samples, size, seed, report)
-        (aside / MARK).write_text(json.dumps(options) + "\n")
+            _write_split(temporary / name, split, classes, samples, size, seed, report)
+        (temporary / MARK).write_text(json.dumps(options) + "\n")
         if folder.exists():
             shutil.rmtree(folder)
-        aside.rename(folder)
+        temporary.rename(folder)
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}. Choose another folder with --out.") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
 def draw_image(label: int, size: int, generator: np.random.Generator) -> np.ndarray:
-    """A picture of one class: a striped disc before a striped ground, each in the class's own way."""
+    """Draws a striped disc on a striped background; hue, direction and width of the stripes depend on the class."""
     high, wide = (int(size * stretch) for stretch in generator.uniform(0.8, 1.25, 2))
     rows, columns = np.mgrid[0:high, 0:wide].astype(np.float32) / size
-    # Irrational steps round a circle: any number of classes lies apart in hue, direction and width of stripes.
+    # Multiples of irrational numbers modulo 1 keep any number of classes apart.
     hue, slope, pitch = (label * step % 1 for step in (0.6180, 0.7549, 0.5698))
-    angle = np.pi / 2 * slope + generator.normal(0, 0.05)  # a quarter turn: a mirrored picture stays in its class
+    angle = np.pi / 2 * slope + generator.normal(0, 0.05)  # within 90 degrees: a flipped image keeps its class
     stripes = np.sin(
         2 * np.pi * (4 + 12 * pitch) * generator.uniform(0.9, 1.1) * (columns * np.cos(angle) + rows * np.sin(angle))
         + generator.uniform(0, 2 * np.pi)
@@ -95,7 +95,7 @@ def _check(options: dict[str, int]) -> None:
 
 
 def _check_free(folder: Path) -> None:
-    """Refuse to replace what this did not write."""
+    """Raises DataError unless the folder is new, empty or was written by this function."""
     if folder.is_dir():
         if not any(folder.iterdir()) or (folder / MARK).is_file():
             return

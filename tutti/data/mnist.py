@@ -21,11 +21,11 @@ MEAN, STD = 0.1307, 0.3081  # of the training pixels, scaled to 0..1
 CLASSES = 10
 AGAIN = "Fetch it again with: tutti data get mnist."
 _UNSIGNED_BYTES = 0x08
-_MOST_COMPRESSION = 1032  # of deflate: bytes that come out for one
+_MOST_COMPRESSION = 1032  # largest ratio of the deflate algorithm
 
 
 def mnist(split: str, path: str = "data/mnist", shift: int = 0) -> ArrayDataset:
-    """The training images, or the test images as validation."""
+    """Returns MNIST; the test images are the validation split."""
     images_file, labels_file = (find_file(Path(path), name) for name in FILES[split])
     images, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
     if len(images) != len(labels):
@@ -42,7 +42,7 @@ def mnist(split: str, path: str = "data/mnist", shift: int = 0) -> ArrayDataset:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """One of MNIST's files as it is, or gzipped."""
+    """Returns the path of an MNIST file, plain or gzipped."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -53,33 +53,33 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array of bytes in an IDX file; a file that is cut short or of another kind is refused."""
+    """Reads an IDX file of bytes; raises DataError if it is truncated or of another type."""
     size = 4 + 4 * dimensions
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(size)
             if len(header) < size or header[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
                 raise DataError(
-                    f"{path} does not open as an IDX file of bytes in {dimensions} dimension(s): found "
+                    f"{path} is not an IDX file of bytes in {dimensions} dimension(s): it begins with "
                     f"{header[:4].hex()}."
                 )
             shape = struct.unpack(f">{dimensions}I", header[4:])
             expected = math.prod(shape)
-            most = path.stat().st_size * _MOST_COMPRESSION  # so that a wrong header takes no memory
+            most = path.stat().st_size * _MOST_COMPRESSION  # so that a wrong header does not allocate memory
             content = file.read(min(expected, most) + 1)
             found = len(content) if len(content) <= expected else len(content) + _count_rest(file, most)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. {AGAIN}") from error
     if found != expected:
-        how = "truncated" if found < expected else "not what it says"
+        how = "truncated" if found < expected else "too long"
         raise DataError(
-            f"{path} is {how}: its header promises {size + expected:,} bytes, it has {size + found:,}. {AGAIN}"
+            f"{path} is {how}: its header states {size + expected:,} bytes, it has {size + found:,}. {AGAIN}"
         )
     return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
 def _count_rest(file: gzip.GzipFile | BufferedReader, most: int) -> int:
-    """How many bytes are left in a file, of which at most so many are looked at."""
+    """Counts the remaining bytes of a file and stops after about `most`."""
     count = 0
     while count < most and (chunk := file.read(1 << 20)):
         count += len(chunk)

@@ -1,4 +1,4 @@
-"""A box file is checked when it is opened: every fault has a message of its own."""
+"""Checks of a box file: every fault has its own message."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_good_box_is_known_by_its_side(path: Path, dtype: Any) -> None:
 def test_a_file_that_is_not_there(path: Path) -> None:
     for missing in (path, path.parent):
         assert refusal(missing) == (
-            f"the box {missing} is not there. Make one with: tutti data make nbody --out {missing}. "
+            f"the box {missing} does not exist. Make one with: tutti data make nbody --out {missing}. "
             "Or set data.train and data.valid to your files, TUTTI_DATA to their folder, or data.source=synthetic."
         )
 
@@ -69,7 +69,7 @@ def cut_short(path: Path) -> None:
 def test_a_file_that_does_not_open(path: Path, spoil: Callable[[Path], None]) -> None:
     spoil(path)
     message = refusal(path)
-    assert message.startswith(f"{path} does not open as an HDF5 file: ")
+    assert message.startswith(f"{path} cannot be opened as an HDF5 file: ")
     assert message.endswith(". Make or copy it again.")
     if spoil is cut_short:
         assert "truncated" in message
@@ -110,7 +110,7 @@ def test_channels_that_are_not_first_or_not_the_right_number(
 
 def test_a_box_that_is_no_cube(path: Path) -> None:
     assert refusal(write(path, Hydro=(5, 6, 8, 6))) == (
-        f"{path}: Hydro is no cube, its sides are (6, 8, 6): expected three equal ones."
+        f"{path}: Hydro is not a cube, its sides are (6, 8, 6): expected three equal ones."
     )
 
 

@@ -1,4 +1,4 @@
-"""The universe that boxes are drawn from."""
+"""The power spectrum and growth of the cosmology of boxes."""
 
 import numpy as np
 import pytest

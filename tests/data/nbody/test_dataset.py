@@ -1,4 +1,4 @@
-"""Crops as a dataset: chances that belong to samples, fixed validation, and where a box is kept."""
+"""Crops as a dataset: random numbers by sample, fixed validation crops, and the choice of the source."""
 
 import itertools
 from pathlib import Path
@@ -227,8 +227,8 @@ def missing(folder: Path, **options: Any) -> tuple[Path, Path]:
 def test_boxes_that_are_missing_are_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, valid = missing(tmp_path)
     told = capsys.readouterr().out
-    assert told.splitlines()[0] == f"{train} is not there: making a box of 16^3 cells"
-    assert told.splitlines()[1].startswith(f"{valid} is not there: making a box of ")
+    assert told.splitlines()[0] == f"{train} does not exist: making a box of 16^3 cells"
+    assert told.splitlines()[1].startswith(f"{valid} does not exist: making a box of ")
     made = train.read_bytes(), valid.read_bytes()
     times = [path.stat().st_mtime_ns for path in (train, valid)]
     assert stored(train)["Nbody"].shape == (4, 16, 16, 16)
@@ -254,5 +254,5 @@ def test_a_box_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     train.write_text("precious")
     missing(tmp_path)
     assert train.read_text() == "precious"
-    with pytest.raises(DataError, match="does not open as an HDF5 file"):
+    with pytest.raises(DataError, match="cannot be opened as an HDF5 file"):
         nbody("train", str(train), str(train))

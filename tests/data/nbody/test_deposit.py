@@ -1,4 +1,4 @@
-"""Particles on the grid: mass and momentum where they belong, and none of it lost."""
+"""Cloud-in-cell deposit: positions and conservation of mass and momentum."""
 
 import numpy as np
 import pytest

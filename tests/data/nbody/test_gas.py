@@ -1,4 +1,4 @@
-"""The heat of gas."""
+"""The temperature of gas."""
 
 import torch
 

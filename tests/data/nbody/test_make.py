@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tutti.data.nbody import make
-from tutti.data.nbody.make import make_nbody, output_bytes, scratch_bytes, share_memory
+from tutti.data.nbody.make import choose_storage, make_nbody, output_bytes, scratch_bytes
 from tutti.data.nbody.picture import read_header
 from tutti.errors import ConfigError, DataError
 
@@ -55,7 +55,7 @@ def test_memory_does_not_change_a_bit(tmp_path: Path) -> None:
     boxes = {}
     for memory_gib in (2.0, 1e-3, 1e-7):
         boxes[memory_gib] = datasets(make_nbody(tmp_path / f"{memory_gib}.h5", box=36, memory_gib=memory_gib))
-    assert [share_memory(36, memory_gib, CPU)[0] for memory_gib in boxes] == [CPU, None, None]
+    assert [choose_storage(36, memory_gib, CPU)[0] for memory_gib in boxes] == [CPU, None, None]
     for others in (1e-3, 1e-7):
         for name, values in boxes[2.0].items():
             assert np.array_equal(values, boxes[others][name]), (others, name)
@@ -65,7 +65,7 @@ def test_fields_live_on_the_gpu_or_in_memory_or_in_files(monkeypatch: pytest.Mon
     gpu = torch.device("cuda", 0)
     for free, memory_gib, home in ((2**34, 1e-3, gpu), (2**20, 2.0, CPU), (2**20, 0.1, None)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, free))
-        assert share_memory(128, memory_gib, gpu)[0] == home
+        assert choose_storage(128, memory_gib, gpu)[0] == home
 
 
 def test_a_seed_gives_one_box_and_another_seed_another(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_cell_sets_the_side_and_progress_is_told(tmp_path: Path) -> None:
         ({"cell": 0.0}, r"cell=0.0: expected a length above 0"),
         ({"seed": -1}, r"seed=-1: expected a whole number"),
         ({"memory_gib": 0}, r"memory_gib=0: expected a size above 0"),
-        ({"device": "gpu"}, r"device='gpu' is no device of torch"),
+        ({"device": "gpu"}, r"device='gpu' is not a device of torch"),
         ({"device": "cuda:99"}, r"device='cuda:99', but torch sees \d+ GPU"),
     ],
 )

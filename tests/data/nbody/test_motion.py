@@ -1,4 +1,4 @@
-"""The linear density and the motion it causes, against sums over modes and numpy's transforms."""
+"""Linear density and displacements, compared with sums over modes and numpy's transforms."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Crops from memory, disk and a device: the same numbers, however the file is laid out."""
+"""Crops from memory, disk and a device: the same numbers for any layout of the file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The symmetries of the cube: a group of 48, under which velocities turn as gradients do."""
+"""The symmetries of the cube: a group of 48, under which velocities transform like gradients."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A box of matched fields in an HDF5 file: `Nbody` (4 channels) and `Hydro` (5); checked when it is opened."""
+"""A box of matched fields in an HDF5 file: `Nbody` (4 channels) and `Hydro` (5); its reader, checks and writer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,22 +20,22 @@ SCALARS = {"Nbody": 1, "Hydro": 2}  # density; density and temperature; the othe
 
 @dataclass(frozen=True)
 class BoxFile:
-    """Where a box is, and what its file holds."""
+    """The path of a box and its number of cells per side."""
 
     path: Path
     side: int
 
     @property
     def bytes(self) -> int:
-        """The box in memory, as single-precision numbers."""
+        """The size of the box in memory, in float32."""
         return sum(CHANNELS.values()) * self.side**3 * 4
 
 
 def open_box(path: Path, crop: int) -> BoxFile:
-    """The facts of a box file, or a message about what is wrong with it."""
+    """Checks a box file; raises DataError with what is wrong with it."""
     if not path.is_file():
         raise DataError(
-            f"the box {path} is not there. Make one with: tutti data make nbody --out {path}. "
+            f"the box {path} does not exist. Make one with: tutti data make nbody --out {path}. "
             "Or set data.train and data.valid to your files, TUTTI_DATA to their folder, or data.source=synthetic."
         )
     try:
@@ -44,7 +44,7 @@ def open_box(path: Path, crop: int) -> BoxFile:
     except DataError:
         raise
     except Exception as error:  # HDF5's library raises almost anything on bytes that are wrong
-        raise DataError(f"{path} does not open as an HDF5 file: {error}. Make or copy it again.") from error
+        raise DataError(f"{path} cannot be opened as an HDF5 file: {error}. Make or copy it again.") from error
     if len(sides) > 1:
         raise DataError(f"{path}: Nbody and Hydro have different sizes, {sorted(sides)}: expected the same box.")
     side = sides.pop()
@@ -57,7 +57,7 @@ def open_box(path: Path, crop: int) -> BoxFile:
 
 
 def _checked(path: Path, file: h5py.File, name: str, channels: int) -> int:
-    """The side of a dataset's cube."""
+    """Returns the number of cells per side of a dataset."""
     if name not in file:
         found = ", ".join(file) or "nothing"
         raise DataError(f"{path} has no dataset {name!r}: found {found}, expected {' and '.join(CHANNELS)}.")
@@ -69,13 +69,13 @@ def _checked(path: Path, file: h5py.File, name: str, channels: int) -> int:
             f"{path}: {name} has the shape {field.shape}: expected {channels} channels first, then three equal sides."
         )
     if len(set(field.shape[1:])) != 1:
-        raise DataError(f"{path}: {name} is no cube, its sides are {field.shape[1:]}: expected three equal ones.")
+        raise DataError(f"{path}: {name} is not a cube, its sides are {field.shape[1:]}: expected three equal ones.")
     return field.shape[1]
 
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Say which file it is that does not read, such as one whose compressed pieces are damaged."""
+    """Turns errors of HDF5, such as damaged compressed chunks, into a DataError that names the file."""
     try:
         yield
     except DataError:
@@ -87,7 +87,7 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 
 def read_field(box: BoxFile, name: str) -> np.ndarray:
-    """All of a field as single-precision numbers; one that holds no numbers somewhere is refused."""
+    """Reads a whole field as float32; raises DataError if a value is not finite."""
     with reading(box.path, name), h5py.File(box.path, "r") as file:
         stored: Any = file[name]
         field = np.empty(stored.shape, np.float32)
@@ -98,7 +98,7 @@ def read_field(box: BoxFile, name: str) -> np.ndarray:
 
 
 def check_finite(values: np.ndarray, path: Path, name: str, channel: int, corner: tuple[int, ...]) -> None:
-    """Refuse values that are no numbers, and say where the first one is."""
+    """Raises DataError with the position of the first value that is not finite."""
     if np.isfinite(values).all():
         return
     bad = np.argwhere(~np.isfinite(values))
@@ -109,15 +109,15 @@ def check_finite(values: np.ndarray, path: Path, name: str, channel: int, corner
     )
 
 
-CHUNK = 16  # a random crop of 64^3 reads 1.9 times its bytes in about 120 pieces; with 32 it would be 3.3 times
+CHUNK = 16  # cells; a random crop of 64^3 reads 1.9 times its bytes in about 120 chunks; with 32 it would be 3.3 times
 
 DENSITY_SCALE = 14.0  # x = ln(rho / mean) / 14
-VELOCITY_SCALE = 1000.0  # km/s, some five times the root mean square of a large box
+VELOCITY_SCALE = 1000.0  # km/s, about five times the root mean square of a large box
 TEMPERATURE_MIDDLE, TEMPERATURE_SCALE = 4.5, 3.0  # x = (log10 T - 4.5) / 3
 
 
 def create(file: h5py.File, name: str, box: Box, channels: list[str]) -> h5py.Dataset:
-    """An empty dataset that says what its channels are: value * scale + offset is the quantity named."""
+    """Creates a dataset whose attributes describe its channels: value * scale + offset is the quantity."""
     edge = min(CHUNK, box.space.box)
     meaning = {
         "density": ("ln(density / mean)", "", DENSITY_SCALE, 0.0),
@@ -133,7 +133,7 @@ def create(file: h5py.File, name: str, box: Box, channels: list[str]) -> h5py.Da
 
 
 def write_nbody(data: h5py.Dataset, box: Box, density: Grid, flow: list[Grid]) -> None:
-    """Dark matter: density and velocities, scaled to about -1..1."""
+    """Writes density and velocities of dark matter, scaled to about -1..1."""
 
     def channels(x: int) -> list[torch.Tensor]:
         plane, *velocities = (grid.real()[x].to(box.space.device) for grid in (density, *flow))
@@ -143,20 +143,20 @@ def write_nbody(data: h5py.Dataset, box: Box, density: Grid, flow: list[Grid]) -
 
 
 def write_hydro(data: h5py.Dataset, box: Box, density: Grid, flow: list[Grid]) -> None:
-    """Gas: density, temperature and velocities, scaled to about -1..1."""
+    """Writes density, temperature and velocities of gas, scaled to about -1..1."""
 
     def channels(x: int) -> list[torch.Tensor]:
         plane, *velocities = (grid.real()[x].to(box.space.device) for grid in (density, *flow))
         before, after = (flow[0].real()[(x + step) % box.space.box].to(box.space.device) for step in (-1, 1))
-        heat = temperature(plane, divergence(before, after, velocities[1], velocities[2], box.cell))
-        warmth = ((heat.log10() - TEMPERATURE_MIDDLE) / TEMPERATURE_SCALE).clamp(-1, 1)
-        return [scale_density(plane), warmth, *(scale_velocity(velocity) for velocity in velocities)]
+        kelvin = temperature(plane, divergence(before, after, velocities[1], velocities[2], box.cell))
+        scaled = ((kelvin.log10() - TEMPERATURE_MIDDLE) / TEMPERATURE_SCALE).clamp(-1, 1)
+        return [scale_density(plane), scaled, *(scale_velocity(velocity) for velocity in velocities)]
 
     write_channels(data, box, "hydro file", channels)
 
 
 def write_channels(data: h5py.Dataset, box: Box, stage: str, channels: Callable[[int], list[torch.Tensor]]) -> None:
-    """Write plane by plane, as many at once as a chunk is thick."""
+    """Writes as many planes at once as a chunk has."""
     num, thickness = box.space.box, min(CHUNK, box.space.box)
     for start in range(0, num, thickness):
         planes = range(start, min(start + thickness, num))
@@ -165,10 +165,10 @@ def write_channels(data: h5py.Dataset, box: Box, stage: str, channels: Callable[
 
 
 def scale_density(density: torch.Tensor) -> torch.Tensor:
-    """x of a density in units of the mean, so that exp(14 x) gives it back."""
+    """Returns x = ln(density) / 14 of a density in units of the mean."""
     return (density.clamp(min=DENSITY_FLOOR).log() / DENSITY_SCALE).clamp(-1, 1)
 
 
 def scale_velocity(velocity: torch.Tensor) -> torch.Tensor:
-    """Velocities in units of their scale, not clipped."""
+    """Returns a velocity divided by its scale, not clipped."""
     return velocity / VELOCITY_SCALE

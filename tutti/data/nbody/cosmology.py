@@ -35,29 +35,29 @@ def transfer(k: np.ndarray, cosmology: Cosmology) -> np.ndarray:
 
 
 def power(k: np.ndarray, cosmology: Cosmology, z: float = 0.0) -> np.ndarray:
-    """The linear power spectrum of matter in (Mpc/h)^3; spheres of 8 Mpc/h vary by sigma_8 today."""
+    """The linear power spectrum of matter in (Mpc/h)^3, normalised to sigma_8 in spheres of 8 Mpc/h at z = 0."""
     amplitude = (cosmology.sigma_8 * growth(z, cosmology)) ** 2 / _variance(_shape, cosmology, 8.0, top_hat)
     return amplitude * _shape(k, cosmology)
 
 
 def sigma(radius: float, cosmology: Cosmology, z: float = 0.0, window: Callable | None = None) -> float:
-    """The standard deviation of the linear density within a window (a top hat unless told) of a radius."""
+    """The standard deviation of the linear density in a window of a radius, by default a top hat."""
     return float(np.sqrt(_variance(lambda k, c: power(k, c, z), cosmology, radius, window or top_hat)))
 
 
 def top_hat(x: np.ndarray) -> np.ndarray:
-    """A sphere in Fourier space, x = k * radius."""
+    """The Fourier transform of a sphere, x = k * radius."""
     series = 1 - x**2 / 10  # the closed form loses all digits at small x
     return np.where(x < 1e-3, series, 3 * (np.sin(x) - x * np.cos(x)) / np.maximum(x, 1e-3) ** 3)
 
 
 def gaussian(x: np.ndarray) -> np.ndarray:
-    """A Gaussian in Fourier space, x = k * standard deviation."""
+    """The Fourier transform of a Gaussian, x = k * standard deviation."""
     return np.exp(-(x**2) / 2)
 
 
 def nonlinear_radius(cosmology: Cosmology, z: float) -> float:
-    """The Gaussian radius at which the linear density varies by 1: below it, perturbation theory fails."""
+    """The Gaussian radius at which the linear density has standard deviation 1: below it, perturbation theory fails."""
     low, high = 1e-3, 1e2
     for _ in range(60):
         middle = float(np.sqrt(low * high))
@@ -95,7 +95,7 @@ def _growth(z: float, cosmology: Cosmology) -> float:
     """5/2 Omega_m E(a) times the integral of da / (a E)^3, which is a = 1 / (1 + z) in a universe of matter alone."""
     a = 1 / (1 + z)
     nodes, weights = np.polynomial.legendre.leggauss(64)
-    root = (nodes + 1) / 2  # a' = a root^2: the integrand goes as a'^1.5, which is smooth in the root
+    root = (nodes + 1) / 2  # a' = a root^2: the integrand is proportional to a'^1.5, which is smooth in the root
     integrand = (a * root**2 / (cosmology.omega_m + (1 - cosmology.omega_m) * (a * root**2) ** 3)) ** 1.5
     integral = float(np.sum(weights * integrand * a * root))
     return 2.5 * cosmology.omega_m * expansion(z, cosmology) * integral

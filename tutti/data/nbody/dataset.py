@@ -14,11 +14,11 @@ from tutti.errors import DataError
 
 _SYMMETRIES = 48
 _VALIDATION_SEED = 2106_12662  # validation crops are the same in every run
-_SHARE = 0.4  # of free memory that a box may take, so that a model and its batches fit beside it
+_SHARE = 0.4  # of free memory for a box; the rest is for the model and its batches
 
 
 class NbodyCrops:
-    """Random crops of a box, turned by random symmetries of the cube; those of validation are fixed and not turned."""
+    """Random crops of a box with random symmetries of the cube; validation crops are fixed and have none."""
 
     num_classes = None
 
@@ -27,7 +27,7 @@ class NbodyCrops:
     ) -> None:
         self._source, self._side, self._crop, self._samples = source, side, crop, samples
         self._symmetries, self._vectors = symmetries, vectors
-        self.note = note  # where the crops come from, and why
+        self.note = note  # which source is used, and why
         self.input_shape = (CHANNELS["Nbody"], crop, crop, crop)
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ def nbody(
     device: torch.device | None = None,
     local_ranks: int = 1,
 ) -> NbodyCrops:
-    """The crops of the training box or of the validation box; `box` and `make` are for data that is not there."""
+    """Returns crops of the training or validation box; `box` and `make` apply when a file is missing."""
     device = device or torch.device("cpu")
     is_train = split == "train"
     samples = train_samples if is_train else valid_samples
@@ -73,17 +73,17 @@ def nbody(
 
 
 def make_missing(train: str, valid: str, box: int) -> None:
-    """Make the boxes that are not there, from different seeds."""
+    """Makes the boxes whose files are missing, with different seeds."""
     for seed, path in enumerate((Path(train), Path(valid)), start=1):
         if not path.exists():
-            print(f"{path} is not there: making a box of {box}^3 cells", flush=True)
+            print(f"{path} does not exist: making a box of {box}^3 cells", flush=True)
             make_nbody(path, box=box, seed=seed)
 
 
-def choose_source(wish: str, file: BoxFile, device: torch.device, local_ranks: int) -> tuple[str, str]:
-    """Where the box is kept, and why: on the GPU if it fits, else in memory if it fits, else on disk."""
-    if wish != "auto":
-        return wish, "as the recipe says"
+def choose_source(requested: str, file: BoxFile, device: torch.device, local_ranks: int) -> tuple[str, str]:
+    """Returns where the box is kept and why: on the GPU if it fits, else in memory if it fits, else on disk."""
+    if requested != "auto":
+        return requested, "as the recipe says"
     size = file.bytes / 2**30
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] / 2**30
@@ -118,7 +118,7 @@ def _random_fields(side: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def _free_memory_gib() -> float:
-    """What the system could give to new processes."""
+    """Returns the memory available to new processes."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 2**20

@@ -1,4 +1,4 @@
-"""The gas of a box, made from its dark matter by a stated prescription."""
+"""Density, velocity and temperature of gas, computed from dark matter by the formulas in PRESCRIPTION."""
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ where jump = max(0, -div v_b) * {SHOCK_LENGTH} Mpc/h: photo-heated gas, and stro
 Densities below {DENSITY_FLOOR:g} of the mean count as that."""
 
 
-def spread(box: Box, fields: list[Grid]) -> None:
-    """Turn the density and velocities of dark matter into those of gas, which pressure spreads out, in place."""
+def smooth_to_gas(box: Box, fields: list[Grid]) -> None:
+    """Smooths density and velocities of dark matter in place to those of gas under pressure."""
     filtering = box.table(lambda k: np.exp(-((k / K_FILTER) ** 2)))
     filtering[0] = 1.0
     for done, grid in enumerate(fields):
@@ -31,7 +31,7 @@ def spread(box: Box, fields: list[Grid]) -> None:
 def divergence(
     before: torch.Tensor, after: torch.Tensor, along_y: torch.Tensor, along_z: torch.Tensor, cell: float
 ) -> torch.Tensor:
-    """Central differences of velocity in a plane, km/s per Mpc/h; along x from the planes on both sides."""
+    """Velocity divergence in a plane by central differences, in km/s per Mpc/h; along x from the adjacent planes."""
     differences = after - before
     for axis, velocity in ((0, along_y), (1, along_z)):
         differences = differences + (velocity.roll(-1, axis) - velocity.roll(1, axis))
@@ -39,7 +39,7 @@ def divergence(
 
 
 def temperature(density: torch.Tensor, divergence: torch.Tensor) -> torch.Tensor:
-    """Kelvin: the density law of photo-heated gas, and shocks where dense gas converges."""
+    """Temperature in kelvin: a power law of density for photo-heated gas, plus shocks where dense gas converges."""
     density = density.clamp(min=DENSITY_FLOOR)
     photoheated = T0 * density.clamp(max=DENSITY_CAP) ** (GAMMA - 1)
     jump = divergence.clamp(max=0) * SHOCK_LENGTH

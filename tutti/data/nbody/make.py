@@ -1,8 +1,8 @@
-"""A box of matched N-body and hydrodynamic fields from Lagrangian perturbation theory and a stated gas prescription.
+"""Makes a box of matched N-body and hydrodynamic fields by Lagrangian perturbation theory and a gas prescription.
 
-White noise, one generator a plane, becomes the linear density; its gradients move one particle a cell; cloud-in-cell in
-whole numbers gives density and momentum; smoothing and two heating terms give the gas (formulas: `gas.PRESCRIPTION`).
-Every field is streamed plane by plane, so that a box may be larger than memory.
+White noise, with one generator per plane, becomes the linear density. Its gradients move one particle per cell.
+Cloud-in-cell in integers gives density and momentum. Smoothing and two heating terms give the gas (formulas:
+`gas.PRESCRIPTION`). Every field is streamed plane by plane, so that a box may be larger than memory.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 
 from tutti.data.nbody.box import CHUNK, create, write_hydro, write_nbody
 from tutti.data.nbody.cosmology import nonlinear_radius
-from tutti.data.nbody.gas import DENSITY_FLOOR, PRESCRIPTION, spread
+from tutti.data.nbody.gas import DENSITY_FLOOR, PRESCRIPTION, smooth_to_gas
 from tutti.data.nbody.grid import Box, Report, Space, grid_bytes
 from tutti.data.nbody.motion import deposit, linear_density, move
 from tutti.data.nbody.picture import draw_slices
@@ -27,7 +27,7 @@ from tutti.runs.record import versions
 
 FORMAT = 1
 CELL = 0.1  # Mpc/h
-GRIDS = 10  # fields that live at once: displacement, velocity, and density and velocity on the grid
+GRIDS = 10  # fields that exist at once: displacement, velocity, and density and velocity on the grid
 
 
 def make_nbody(
@@ -40,7 +40,7 @@ def make_nbody(
     report: Report = lambda stage, done, total: None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the HDF5 file of a box and a PNG of its slices beside it; what is unfinished never has their names."""
+    """Writes the HDF5 file of a box and a PNG of its slices; both get their names when they are complete."""
     out = Path(out)
     cell = CELL if cell is None else cell
     check_values(box, cell, seed, memory_gib)
@@ -48,7 +48,7 @@ def make_nbody(
         raise DataError(f"{out} exists already. Remove it, overwrite it (--overwrite), or choose another name.")
     place = find_device(device)
     make_folder(out.parent)
-    memory, work_bytes = share_memory(box, memory_gib, place)
+    memory, work_bytes = choose_storage(box, memory_gib, place)
     check_disk(out.parent, box, with_scratch=memory is None)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         space = Space(box, place, work_bytes, memory or Path(folder))
@@ -62,7 +62,7 @@ def make_nbody(
 
 
 def check_values(box: int, cell: float, seed: int, memory_gib: float) -> None:
-    """Refuse what cannot be made."""
+    """Raises ConfigError for values out of range."""
     if box < 16 or box % 2:
         raise ConfigError(f"box={box}: expected an even number of cells, 16 or more. Try box={max(16, box + box % 2)}.")
     if not (0 < cell < math.inf):
@@ -74,7 +74,7 @@ def check_values(box: int, cell: float, seed: int, memory_gib: float) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make sure of a folder to write to."""
+    """Creates a folder and checks that it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -85,38 +85,38 @@ def make_folder(folder: Path) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a name, if it is here."""
+    """Returns the device of a name; raises ConfigError if torch does not see it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device={name!r} is no device of torch: expected cpu, cuda or cuda:N.") from error
+        raise ConfigError(f"device={name!r} is not a device of torch: expected cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={name!r}, but torch sees {torch.cuda.device_count()} GPU(s) here. Set device=cpu.")
     return device
 
 
 def scratch_bytes(box: int) -> int:
-    """What the fields take while a box is made: disk beside the output, unless they fit in memory."""
+    """The size of all fields that exist at once; they are scratch files unless they fit in memory."""
     return GRIDS * grid_bytes(box)
 
 
 def output_bytes(box: int) -> int:
-    """What the file of a box takes."""
+    """The size of the output file."""
     return 4 * 9 * (math.ceil(box / CHUNK) * CHUNK) ** 3
 
 
-def share_memory(box: int, memory_gib: float, device: torch.device) -> tuple[torch.device | None, int]:
-    """The device whose memory holds all fields, a GPU first, or none; and the bytes that remain to work on them."""
+def choose_storage(box: int, memory_gib: float, device: torch.device) -> tuple[torch.device | None, int]:
+    """Returns the device whose memory holds all fields (a GPU if possible, None for files) and the bytes for work."""
     memory = int(memory_gib * 2**30)
-    home = torch.device("cpu") if scratch_bytes(box) <= memory // 2 else None
+    storage = torch.device("cpu") if scratch_bytes(box) <= memory // 2 else None
     if device.type != "cuda":
-        return home, memory * 3 // 8
+        return storage, memory * 3 // 8
     free = torch.cuda.mem_get_info(device)[0]
-    return (device, free // 4) if scratch_bytes(box) <= free // 2 else (home, min(memory, free) // 4)
+    return (device, free // 4) if scratch_bytes(box) <= free // 2 else (storage, min(memory, free) // 4)
 
 
 def check_disk(folder: Path, box: int, with_scratch: bool) -> None:
-    """Refuse a box that would fill the disk."""
+    """Raises DataError if the disk has too little free space."""
     needed = output_bytes(box) + with_scratch * scratch_bytes(box)
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -128,7 +128,7 @@ def check_disk(folder: Path, box: int, with_scratch: bool) -> None:
 
 
 def write_box(file: h5py.File, box: Box) -> None:
-    """Everything a box is, in the order it is made."""
+    """Computes and writes all fields of a box."""
     linear = linear_density(box, nonlinear_radius(box.universe, box.z))
     displacement, velocity = move(box, linear)
     density, *flow = deposit(box, displacement, velocity)
@@ -137,14 +137,14 @@ def write_box(file: h5py.File, box: Box) -> None:
 
     write_header(file, box)
     write_nbody(create(file, "Nbody", box, ["density"]), box, density, flow)
-    spread(box, [density, *flow])
+    smooth_to_gas(box, [density, *flow])
     write_hydro(create(file, "Hydro", box, ["density", "temperature"]), box, density, flow)
     for grid in (density, *flow):
         grid.release()
 
 
 def write_header(file: h5py.File, box: Box) -> None:
-    """Everything that tells what the box is and how it was made."""
+    """Writes the parameters of the box and how it was made as attributes."""
     file.attrs.update(
         {
             "format": FORMAT,

@@ -1,4 +1,4 @@
-"""The motion of particles in Lagrangian perturbation theory, and their deposit on the grid by cloud-in-cell."""
+"""Particle motion by Lagrangian perturbation theory, and deposit on the grid by cloud-in-cell."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ import torch
 from tutti.data.nbody import cosmology as physics
 from tutti.data.nbody.grid import Box, Grid, forward, inverse
 
-_BITS = 10  # positions are whole steps of 1/1024 cell, so that a particle's eight weights are whole and add up exactly
+_BITS = 10  # positions are multiples of 1/1024 cell, so that a particle's eight weights are integers and add up exactly
 _STEPS = 1 << _BITS
 _WEIGHT = _STEPS**3
 _MOMENTUM_STEPS = 64  # of 1 km/s: 30,000 particles of 4,000 km/s in one cell stay within 63 bits
 
 
 def deposit(box: Box, displacement: list[Grid], velocity: list[Grid]) -> list[Grid]:
-    """Density in units of the mean and three velocities in km/s; an empty cell has that of its own particle."""
+    """Returns density in units of the mean and velocity in km/s; an empty cell gets that of its own particle."""
     num, grids = box.space.box, [box.space.grid() for _ in range(4)]
     reach = [plane_reach(box, displacement[0], x) for x in range(num)]
     for start, stop in slabs(box):
@@ -37,7 +37,7 @@ def deposit(box: Box, displacement: list[Grid], velocity: list[Grid]) -> list[Gr
 
 
 def slabs(box: Box) -> Iterator[tuple[int, int]]:
-    """The planes whose sums lie in memory at once."""
+    """Yields ranges of planes whose sums fit in memory at once."""
     plane_bytes = 4 * 8 * box.space.box**2
     count = max(1, min(box.space.box, box.space.work_bytes // plane_bytes))
     for start in range(0, box.space.box, count):
@@ -45,13 +45,13 @@ def slabs(box: Box) -> Iterator[tuple[int, int]]:
 
 
 def plane_reach(box: Box, along: Grid, x: int) -> tuple[int, int]:
-    """The first and last plane that the particles of a plane touch, not yet wrapped around the box."""
+    """The first and last plane that the particles of a plane reach, before periodic wrapping."""
     low, high = torch.aminmax(position(box, along, x, x))
     return int(low) >> _BITS, (int(high) >> _BITS) + 1
 
 
 def position(box: Box, displacement: Grid, x: int, lattice: torch.Tensor | int) -> torch.Tensor:
-    """Where the particles of a plane are along an axis, in whole steps."""
+    """The positions of the particles of a plane along an axis, in integer steps."""
     moved = displacement.real()[x].to(box.space.device) * _STEPS
     return moved.round().to(torch.int64) + lattice * _STEPS
 
@@ -59,7 +59,7 @@ def position(box: Box, displacement: Grid, x: int, lattice: torch.Tensor | int) 
 def add_plane(
     box: Box, x: int, displacement: list[Grid], velocity: list[Grid], start: int, stop: int, sums: list[torch.Tensor]
 ) -> None:
-    """Add the particles of plane x to the sums of planes start..stop: whole numbers, whose order does not matter."""
+    """Adds the particles of plane x to the sums of planes start..stop; integer sums do not depend on their order."""
     num = box.space.box
     lattice = torch.arange(num, device=box.space.device)
     places = [
@@ -84,7 +84,7 @@ def add_corners(
     speeds: list[torch.Tensor],
     sums: list[torch.Tensor],
 ) -> None:
-    """Add the four of a particle's eight cells that lie in a plane."""
+    """Adds to the four of a particle's eight cells that are in a plane."""
     parts = [place & (_STEPS - 1) for place in places]
     shares = [(_STEPS - part, part) for part in parts]
     rows, columns = (((place >> _BITS) % num, ((place >> _BITS) + 1) % num) for place in places[1:])
@@ -113,7 +113,7 @@ def linear_density(box: Box, radius: float = 0.0) -> Grid:
 
 
 def move(box: Box, linear: Grid) -> tuple[list[Grid], list[Grid]]:
-    """How far particles have moved, in cells, and their velocities in km/s; releases the linear density."""
+    """Returns displacements in cells and velocities in km/s; releases the linear density."""
     omega = physics.matter_share(box.z, box.universe)
     second = 3 / 7 * omega ** (-1 / 143)  # this and the second growth rate: Bouchet et al. (1995)
     rates = physics.growth_rate(box.z, box.universe), 2 * omega ** (6 / 11)

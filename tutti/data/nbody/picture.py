@@ -1,4 +1,4 @@
-"""Looking at a box without torch: its header, and a picture of slices (only drawing imports matplotlib)."""
+"""The header of a box and a picture of its slices, without torch; only drawing imports matplotlib."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ THICKNESS = 4  # cells that are averaged
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What a box says about itself, as plain numbers and text; those of its datasets stand under their names."""
+    """Returns the attributes of a box as plain values, those of its datasets under their names."""
     with _open(path) as file:
         header = _plain(file.attrs)
         for name in ("Nbody", "Hydro"):
@@ -22,7 +22,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def draw_slices(path_h5: Path, path_png: Path) -> None:
-    """Draw the nine channels of a box, each as the mean of a few planes, in physical units."""
+    """Draws the nine channels of a box, each as the mean of a few planes, in physical units."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -65,7 +65,7 @@ def _draw_channel(figure: Any, axis: Any, plane: np.ndarray, channel: int, name:
 
 
 def _open(path: Path) -> Any:
-    """The file of a box; the types that h5py gives to members of a file are too wide to be of use."""
+    """Opens a box file; typed Any, because h5py's types of members are too wide."""
     try:
         file = h5py.File(path, "r")
     except OSError as error:

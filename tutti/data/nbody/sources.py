@@ -1,4 +1,4 @@
-"""Sources of crops: a box in memory, on disk or on a GPU, each giving the same numbers for the same choices."""
+"""Crops from a box in memory, on disk or on a GPU, with bitwise equal results."""
 
 import math
 import mmap
@@ -16,14 +16,14 @@ import torch
 
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, check_finite, reading
 
-# Row by row: the axis of the source that becomes each axis of the result, and whether it runs backwards there.
+# One row per symmetry: the source axis of each result axis, and whether that axis is reversed.
 AXES = np.array([axes for axes in permutations(range(3)) for _ in range(8)])
 FLIPS = np.array([flips for _ in permutations(range(3)) for flips in product((False, True), repeat=3)])
 IDENTITY = 0
 
 
 def transformed(field: np.ndarray, symmetry: int) -> np.ndarray:
-    """A view of a field (the last three axes are space) after a symmetry."""
+    """Returns a view of a field (space is the last three axes) under a symmetry."""
     axes, flips = AXES[symmetry], FLIPS[symmetry]
     before = tuple(range(field.ndim - 3))
     turned = field.transpose(*before, *(len(before) + axis for axis in axes))
@@ -31,10 +31,10 @@ def transformed(field: np.ndarray, symmetry: int) -> np.ndarray:
 
 
 def channel_sources(scalars: int, symmetry: int, vectors: bool) -> list[tuple[int, int]]:
-    """For every channel of the result, the source channel and its sign: scalars first, then a vector's components.
+    """Returns the source channel and sign of every result channel: scalars first, then the components of a vector.
 
-    A mirrored flow moves the other way, so components turn with the axes. With `vectors` off they stay as they are,
-    which is what the tutorials do.
+    The components of a vector are permuted and negated with the axes. With `vectors=False` they are left unchanged,
+    as in the tutorials.
     """
     kept = [(channel, 1) for channel in range(scalars)]
     if not vectors:
@@ -46,7 +46,7 @@ def channel_sources(scalars: int, symmetry: int, vectors: bool) -> list[tuple[in
 
 @dataclass(frozen=True)
 class Choices:
-    """Where each crop of a batch begins, and how it is turned."""
+    """The first cell and the symmetry of each crop of a batch."""
 
     corners: np.ndarray  # samples x 3
     symmetries: np.ndarray  # samples
@@ -57,31 +57,31 @@ class Choices:
 
 
 class Source(Protocol):
-    """Gives the crops of a batch: inputs and targets, samples x channels x crop^3."""
+    """Returns the crops of a batch: inputs and targets, samples x channels x crop^3."""
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-Read = Callable[[str, np.ndarray, np.ndarray], None]  # field, corner, where to put the crop with all its channels
+Read = Callable[[str, np.ndarray, np.ndarray], None]  # field, corner, output array with all channels
 
 
 class HostSource:
-    """Crops cut on the CPU, by as many threads as the rank may use, into a tensor for the whole batch.
+    """Crops copied on the CPU by the threads of the rank, into one tensor for the batch.
 
-    For a GPU the tensor is one of a few pinned ones, taken in turn, from which the copy runs beside the step.
+    For a GPU the tensor is one of two pinned buffers, so that the copy to the GPU overlaps with the step.
     """
 
     def __init__(self, read: Read, crop: int, device: torch.device, threads: int) -> None:
         self._read, self._crop, self._device = read, crop, device
         self._pool = ThreadPoolExecutor(threads, "crops") if threads > 1 else None
         self._local = threading.local()
-        self._memory = _Memory()
+        self._tensor_pool = _TensorPool()
         self._pinned: list[_Pinned] = []
         self._turn = 0
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
         if self._device.type != "cuda":
-            inputs, targets = (self._memory.take(self._shape(name, len(choices))) for name in CHANNELS)
+            inputs, targets = (self._tensor_pool.take(self._shape(name, len(choices))) for name in CHANNELS)
             self._fill(choices, inputs, targets)
             return inputs, targets
         slot = self._next_slot(len(choices))
@@ -111,9 +111,9 @@ class HostSource:
         list(self._pool.map(cut, places) if self._pool is not None else map(cut, places))
 
     def _cut(self, name: str, choices: Choices, sample: int, out: np.ndarray) -> None:
-        """One crop of a field: read into a block that stays in the cache, and turned from there.
+        """Copies one crop of a field through a block that fits in the cache, and applies the symmetry from there.
 
-        Out of memory it goes channel by channel through the first cube of the block, since less stays there longer.
+        A crop from memory is copied channel by channel through the first cube of the block, which needs less cache.
         """
         symmetry, corner = int(choices.symmetries[sample]), choices.corners[sample]
         block = self._block()[: len(out)]
@@ -128,7 +128,7 @@ class HostSource:
             (np.copyto if sign > 0 else _negate)(out[channel], turned[source])
 
     def _block(self) -> np.ndarray:
-        """Cubes for this thread; rows and planes that are powers of two apart would fall on each other in a cache."""
+        """Returns the block of this thread; rows are padded, because strides of powers of two conflict in caches."""
         if not hasattr(self._local, "block"):
             side, channels = self._crop, max(CHANNELS.values())
             self._local.block = np.empty((channels, side, side + 2, side + 8), np.float32)[:, :, :side, :side]
@@ -139,10 +139,10 @@ def _negate(out: np.ndarray, values: np.ndarray) -> None:
     np.negative(values, out=out)
 
 
-class _Memory:
-    """Tensors whose memory is taken again when nobody holds them any more.
+class _TensorPool:
+    """A pool of tensors whose memory is reused when no view of them is left.
 
-    The system gives large tensors fresh pages, one by one, which takes longer than to cut a crop out of memory.
+    Page faults of newly allocated large tensors take longer than copying a crop.
     """
 
     def __init__(self) -> None:
@@ -154,13 +154,13 @@ class _Memory:
             memory = free.pop()
         except IndexError:
             memory = _large_pages(shape)
-        held = memory.view()  # by the tensor and all its views: the last of them lets it go
+        held = memory.view()  # referenced by the tensor and all its views; collected with the last of them
         weakref.finalize(held, free.append, memory).atexit = False
         return torch.from_numpy(held)
 
 
 def _large_pages(shape: tuple[int, ...]) -> np.ndarray:
-    """Memory as torch aligns it, from NumPy, which asks the system for large pages."""
+    """Returns memory with torch's alignment from NumPy, which requests huge pages."""
     size = math.prod(shape)
     memory = np.empty(size + 16, np.float32)
     begin = -memory.ctypes.data % 64 // 4
@@ -168,14 +168,14 @@ def _large_pages(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _Pinned:
-    """Tensors that a GPU can read by itself, and when it has."""
+    """Pinned tensors, and the event of their last copy to a GPU."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
         self._sent: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Until the last copy from here is done."""
+        """Waits until the last copy to the GPU is complete."""
         if self._sent is not None:
             self._sent.synchronize()
 
@@ -187,7 +187,7 @@ class _Pinned:
 
 
 class InMemory:
-    """Crops out of whole fields in memory."""
+    """Crops of whole fields in memory."""
 
     def __init__(self, fields: dict[str, np.ndarray]) -> None:
         self._fields = fields
@@ -196,14 +196,14 @@ class InMemory:
         np.copyto(out, self.window(name, corner, out.shape[1]))
 
     def window(self, name: str, corner: np.ndarray, size: int) -> np.ndarray:
-        """A crop where it lies."""
+        """Returns a view of a crop."""
         return self._fields[name][_window(corner, size)]
 
 
 def read_disk(box: BoxFile) -> Read:
-    """Crops out of a file: straight from its pages where numbers lie there as they are, else through the library."""
+    """Returns a reader of crops from a file: memory-mapped if its chunks are plain float32, else through HDF5."""
     with reading(box.path, "what it holds"), h5py.File(box.path, "r") as file:
-        maps = {name: _map_pieces(file, name) for name in CHANNELS}
+        maps = {name: _map_chunks(file, name) for name in CHANNELS}
     library = _library(box) if None in maps.values() else None
 
     def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
@@ -219,10 +219,10 @@ def read_disk(box: BoxFile) -> Read:
     return read
 
 
-class _Pieces:
-    """The chunks of a dataset as they lie in its file, mapped into memory.
+class _MappedChunks:
+    """The chunks of a dataset in a memory-mapped file.
 
-    Chunks that lie evenly are copied together: threads wait for each other between copies, not while they copy.
+    Chunks at equal distances are copied in one call: NumPy holds the GIL between copies and releases it during them.
     """
 
     def __init__(self, content: mmap.mmap, offsets: np.ndarray, chunk: tuple[int, ...]) -> None:
@@ -233,7 +233,7 @@ class _Pieces:
         self._strides = *steps, *(4 * math.prod(chunk[axis:]) for axis in (1, 2, 3)), 4
 
     def read(self, corner: np.ndarray, out: np.ndarray) -> None:
-        """A crop with all its channels."""
+        """Reads a crop with all its channels."""
         channels, *sizes = self._chunk
         ranges = [(int(start), out.shape[1], size) for start, size in zip(corner, sizes, strict=True)]
         together = self._even(
@@ -246,10 +246,10 @@ class _Pieces:
                 shape = num_i, num_j, num_k, *self._chunk
                 pieces = np.ndarray(shape, np.float32, self._content, offsets[i, j, k], self._strides)
                 pieces = pieces[:, :, :, : len(into), from_i, from_j, from_k].transpose(3, 0, 4, 1, 5, 2, 6)
-                into[:, to_i, to_j, to_k].reshape(pieces.shape)[...] = pieces  # to split axes never copies
+                into[:, to_i, to_j, to_k].reshape(pieces.shape)[...] = pieces  # splitting axes is always a view
 
     def _even(self, chunks: list[slice]) -> bool:
-        """Whether the same steps lead from chunk to chunk everywhere in a part of the dataset."""
+        """Returns whether chunks are at equal distances in a part of the dataset."""
         for axis, uneven in enumerate(self._uneven):
             inner = [slice(c.start, c.stop - 1) if place == axis else c for place, c in enumerate(chunks)]
             if uneven[:, *inner].any():
@@ -258,7 +258,7 @@ class _Pieces:
 
 
 def _spans(start: int, length: int, size: int, together: bool) -> list[tuple[int, int, slice, slice]]:
-    """The chunks that a range meets: which, how many of the kind, what of each is taken, and where that goes."""
+    """Returns for a range of cells: first chunk, number of chunks, part of each chunk, and part of the output."""
     found, place, end = [], start, start + length
     while place < end:
         number, low = divmod(place, size)
@@ -270,8 +270,8 @@ def _spans(start: int, length: int, size: int, together: bool) -> list[tuple[int
     return found
 
 
-def _map_pieces(file: h5py.File, name: str) -> _Pieces | None:
-    """The chunks of a dataset, or nothing where they are filtered, missing or of another kind of number."""
+def _map_chunks(file: h5py.File, name: str) -> _MappedChunks | None:
+    """Maps the chunks of a dataset; None if they are compressed, missing or not float32."""
     field: Any = file[name]
     plain = field.dtype == np.float32 and not field.id.get_create_plist().get_nfilters()
     if not plain or field.is_virtual or field.external:
@@ -290,18 +290,18 @@ def _map_pieces(file: h5py.File, name: str) -> _Pieces | None:
             place = tuple(start // step for start, step in zip(info.chunk_offset, chunk, strict=True))
             offsets[place] = info.byte_offset
 
-        field.id.chunk_iter(note)  # to ask for one chunk after the other takes time with the square of their number
+        field.id.chunk_iter(note)  # single queries take quadratic time
     if (offsets < 0).any():
         return None
     with open(file.filename, "rb") as raw:
         content = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
     if offsets.max() + int(np.prod(chunk)) * field.dtype.itemsize > len(content):
         return None
-    return _Pieces(content, offsets, chunk)
+    return _MappedChunks(content, offsets, chunk)
 
 
 def _library(box: BoxFile) -> Read:
-    """Reading through HDF5's library, which lets one thread in at a time."""
+    """Returns a reader through the HDF5 library, which one thread can use at a time."""
     lock = threading.Lock()
     file: Any = h5py.File(box.path, "r")
 
@@ -313,59 +313,59 @@ def _library(box: BoxFile) -> Read:
 
 
 def _window(corner: np.ndarray, size: int) -> tuple[slice, ...]:
-    """Where a crop lies in a field, with all its channels."""
+    """Returns the slices of a crop with all its channels."""
     return slice(None), *(slice(int(start), int(start) + size) for start in corner)
 
 
 class DeviceSource:
-    """The whole box on the device: crops are gathered and turned there, with nothing but choices sent to it.
+    """The whole box on the device: crops are gathered there, and only corners and symmetries are sent to it.
 
-    A symmetry turns the way through the box: a crop is read from a first cell with one signed stride for each axis.
-    The channels of a cell lie together, so that a way across the box's lines still reads pieces and not single numbers.
+    A crop under a symmetry is a first cell and one signed stride for each axis. The channels of a cell are adjacent
+    in memory, so that reads across the rows of the box are not of single numbers.
     """
 
     def __init__(
         self, fields: Iterator[tuple[str, np.ndarray]], crop: int, device: torch.device, compiled: bool
     ) -> None:
-        self._fields = {name: _channels_together(field, device) for name, field in fields}
+        self._fields = {name: _channels_last(field, device) for name, field in fields}
         self._crop, self._device = crop, device
         self._gather = torch.compile(gather, dynamic=False) if compiled else gather
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
         side = len(self._fields["Nbody"])
-        ways = torch.from_numpy(_ways(choices, self._crop, side))
-        turns = torch.from_numpy(np.stack([_turns(name, choices) for name in CHANNELS]))
+        strides = torch.from_numpy(_first_and_strides(choices, self._crop, side))
+        channels = torch.from_numpy(np.stack([_channels_and_signs(name, choices) for name in CHANNELS]))
         if self._device.type == "cuda":
-            ways, turns = (t.pin_memory().to(self._device, non_blocking=True) for t in (ways, turns))
+            strides, channels = (t.pin_memory().to(self._device, non_blocking=True) for t in (strides, channels))
         inputs, targets = (
-            self._gather(field, ways, turns[place, :, :, : CHANNELS[name]], self._crop)
+            self._gather(field, strides, channels[place, :, :, : CHANNELS[name]], self._crop)
             for place, (name, field) in enumerate(self._fields.items())
         )
         return inputs, targets
 
 
-def gather(field: torch.Tensor, ways: torch.Tensor, turns: torch.Tensor, crop: int) -> torch.Tensor:
-    """Crops of a field, samples x channels x crop^3 with the channels innermost in memory."""
+def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, crop: int) -> torch.Tensor:
+    """Returns crops of a field, samples x channels x crop^3, in channels-last memory format."""
     if field.numel() < 2**31:
-        ways, turns = ways.int(), turns.int()  # a GPU counts faster so
-    steps = torch.arange(crop, device=field.device, dtype=ways.dtype)
-    first, along = ways[:, 0].view(-1, 1, 1, 1), ways[:, 1:].reshape(-1, 3, 1, 1, 1)
+        strides, channels = strides.int(), channels.int()  # faster index arithmetic on a GPU
+    steps = torch.arange(crop, device=field.device, dtype=strides.dtype)
+    first, along = strides[:, 0].view(-1, 1, 1, 1), strides[:, 1:].reshape(-1, 3, 1, 1, 1)
     cells = first + along[:, 0] * steps.view(-1, 1, 1) + along[:, 1] * steps.view(-1, 1) + along[:, 2] * steps
-    spread = (len(ways), 1, 1, 1, -1)
-    index = cells.unsqueeze(-1) * field.shape[-1] + turns[0].view(spread)
-    return (field.view(-1)[index] * turns[1].view(spread)).permute(0, 4, 1, 2, 3)
+    spread = (len(strides), 1, 1, 1, -1)
+    index = cells.unsqueeze(-1) * field.shape[-1] + channels[0].view(spread)
+    return (field.view(-1)[index] * channels[1].view(spread)).permute(0, 4, 1, 2, 3)
 
 
-def _channels_together(field: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A field on the device as side^3 x channels, with one channel at a time on its way."""
-    together = torch.empty(*field.shape[1:], len(field), device=device)
+def _channels_last(field: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copies a field to the device as side^3 x channels, one channel at a time."""
+    stored = torch.empty(*field.shape[1:], len(field), device=device)
     for channel, values in enumerate(field):
-        together[..., channel] = torch.from_numpy(values).to(device)
-    return together
+        stored[..., channel] = torch.from_numpy(values).to(device)
+    return stored
 
 
-def _ways(choices: Choices, crop: int, side: int) -> np.ndarray:
-    """For each sample the first cell and the steps along the three axes, in cells of the flat field."""
+def _first_and_strides(choices: Choices, crop: int, side: int) -> np.ndarray:
+    """Returns for each sample the first cell and the strides along the three axes, in cells of the flat field."""
     strides = np.array([side * side, side, 1])
     axes, flips = AXES[choices.symmetries], FLIPS[choices.symmetries]
     along = strides[axes]
@@ -373,8 +373,8 @@ def _ways(choices: Choices, crop: int, side: int) -> np.ndarray:
     return np.concatenate([first[:, None], np.where(flips, -along, along)], axis=1)
 
 
-def _turns(name: str, choices: Choices) -> np.ndarray:
-    """For each sample the source channels and their signs, as 2 x samples x 5 (the last of Nbody is not used)."""
+def _channels_and_signs(name: str, choices: Choices) -> np.ndarray:
+    """Returns the source channels and signs of each sample as 2 x samples x 5 (the last of Nbody is not used)."""
     found = np.zeros((2, len(choices), max(CHANNELS.values())), np.int64)
     for sample, symmetry in enumerate(choices.symmetries):
         for channel, pair in enumerate(channel_sources(SCALARS[name], int(symmetry), choices.vectors)):
