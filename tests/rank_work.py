@@ -11,7 +11,7 @@ import torch
 
 from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
-from tutti.parallel.ddp import spread
+from tutti.parallel.ddp import wrap_model
 from tutti.parallel.host_memory import share_memory
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, join
@@ -99,7 +99,7 @@ def average_without_rank_1() -> None:
 
 def swap_with_a_silent_rank(seconds: float, folder: Path) -> None:
     group = join_all(timeout_seconds=seconds)
-    model = spread(torch.nn.Linear(4, 2), DdpConfig(), group, torch.device("cpu"))
+    model = wrap_model(torch.nn.Linear(4, 2), DdpConfig(), group, torch.device("cpu"))
     if group.rank == 0:
         try:
             model(torch.ones(1, 4)).sum().backward()

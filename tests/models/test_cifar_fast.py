@@ -1,4 +1,4 @@
-"""The fast CIFAR-10 network: its first layer knows the data, its blocks begin as identities, validation has views."""
+"""The fast CIFAR-10 network: whitening from the data, identity initialisation, and views in validation."""
 
 from pathlib import Path
 from typing import Any

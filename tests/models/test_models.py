@@ -1,4 +1,4 @@
-"""The built-in networks: what goes in, what comes out, and how many parameters are in between."""
+"""The built-in networks: input shapes, output shapes and numbers of parameters."""
 
 from itertools import pairwise
 from math import prod

@@ -1,4 +1,4 @@
-"""Residual networks: their published sizes and names, what their stems and first weights do."""
+"""Residual networks: published sizes and parameter names, stems and initialisation."""
 
 from collections.abc import Callable
 

@@ -118,7 +118,7 @@ def test_autocast_is_heard(doubles: bool, form: Form) -> None:
     ],
 )
 def test_compiled_forms_give_the_same_numbers(backend: str, forms: list[Form]) -> None:
-    """In one graph, with channels innermost, where torch's compiler takes gradients of its own for another layout."""
+    """In one graph and channels-last format, where the compiler of torch assumes a wrong layout of gradients."""
 
     def chain(volume: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         bias = weights[0].new_ones(4)

@@ -1,4 +1,4 @@
-"""The 3-D U-Net: the tutorial's layers, equal numbers in both forms, and volumes that do not fit."""
+"""The 3-D U-Net: the tutorial's layers, equal results in both forms, and errors for other volumes."""
 
 import pytest
 import torch

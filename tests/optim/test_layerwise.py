@@ -1,4 +1,4 @@
-"""LARS and LAMB: the papers' formulas by hand, what they leave alone, and whole runs on any number of ranks."""
+"""LARS and LAMB: the formulas of the papers, excluded parameters, and whole runs on any number of ranks."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Running statistics: one update a step with the mean over its micro-batches, however these are spread."""
+"""Running statistics: one update per step with the mean over its micro-batches, on any number of ranks."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Means through memory that the ranks of a host share."""
+"""Averages through shared memory."""
 
 import pytest
 from rank_jobs import run_ranks

@@ -1,1 +1,1 @@
-"""Networks: plain torch modules that know nothing of ranks."""
+"""Networks: plain torch modules, independent of ranks."""

@@ -1,4 +1,4 @@
-"""Convolutional networks of the CIFAR-10 tutorials; both give class scores for images of 32 x 32 and other sizes."""
+"""Convolutional networks of the CIFAR-10 tutorials, for images of 32 x 32 and other sizes."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Cnn(FeaturesAndHead):
         self, input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10, width: int = 16, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        height, breadth = _size_after(input_shape, halvings=3)
+        height, image_width = _size_after(input_shape, halvings=3)
         self.features = nn.Sequential(
             *_convolution(input_shape[0], width, pool=True),
             *_convolution(width, 2 * width, pool=True),
@@ -33,7 +33,7 @@ class Cnn(FeaturesAndHead):
             nn.Flatten(),
         )
         self.head = nn.Sequential(
-            nn.Linear(4 * width * height * breadth, 128),
+            nn.Linear(4 * width * height * image_width, 128),
             nn.ReLU(),
             nn.Dropout(dropout),
             nn.Linear(128, num_classes),
@@ -48,7 +48,7 @@ class AlexnetSmall(FeaturesAndHead):
         self, input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10, dropout: float = 0.5, dense: int = 4096
     ) -> None:
         super().__init__()
-        height, breadth = _size_after(input_shape, halvings=4)
+        height, image_width = _size_after(input_shape, halvings=4)
         self.features = nn.Sequential(
             *_convolution(input_shape[0], 64, stride=2, pool=True),
             *_convolution(64, 192, pool=True),
@@ -59,7 +59,7 @@ class AlexnetSmall(FeaturesAndHead):
         )
         self.head = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(256 * height * breadth, dense),
+            nn.Linear(256 * height * image_width, dense),
             nn.ReLU(),
             nn.Dropout(dropout),
             nn.Linear(dense, dense),
@@ -75,7 +75,7 @@ def _convolution(inputs: int, outputs: int, stride: int = 1, pool: bool = False)
 
 
 def _size_after(input_shape: Sequence[int], halvings: int) -> tuple[int, int]:
-    """Height and width of an image after it was halved so many times."""
+    """Returns height and width after `halvings` halvings; raises ConfigError if nothing is left."""
     height, width = (size >> halvings for size in input_shape[1:])
     if not (height and width):
         least = 1 << halvings

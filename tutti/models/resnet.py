@@ -13,9 +13,9 @@ _WIDTHS, _STRIDES = (64, 128, 256, 512), (1, 2, 2, 2)  # of the four stages
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
-    widening = 1  # channels that leave a block, for each channel of its 3x3 convolutions
+    expansion = 1  # output channels per channel of the 3x3 convolutions
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, projects: bool) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions 1x1, 3x3 (with the stride) and 1x1 beside a shortcut."""
+    """Convolutions 1x1, 3x3 (with the stride) and 1x1 with a shortcut."""
 
-    widening = 4
+    expansion = 4
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, projects: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ Block = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(nn.Module):
-    """A stem, four stages of blocks, the mean over positions, dense; named like torchvision's, whose weights fit."""
+    """A stem, four stages of blocks, global average pooling, dense; parameter names are those of torchvision."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
-        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, block.widening)
-        self.fc = nn.Linear(block.widening * _WIDTHS[-1], num_classes)
+        self.layer1, self.layer2, self.layer3, self.layer4 = _stages(block, depths, block.expansion)
+        self.fc = nn.Linear(block.expansion * _WIDTHS[-1], num_classes)
         _initialise(self)
         if zero_init_last:
-            _silence_blocks(self)
+            _zero_last_norms(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         found = self.maxpool(self.relu(self.bn1(self.conv1(images))))
@@ -89,7 +89,7 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000, stem: Stem = "imagenet", zero_init_last: bool = True) -> ResNet:
-    """ResNet-18: two basic blocks a stage."""
+    """ResNet-18: two basic blocks per stage."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, stem, zero_init_last)
 
 
@@ -104,8 +104,8 @@ def resnet50(num_classes: int = 1000, stem: Stem = "imagenet", zero_init_last: b
 
 
 class ResNetSmall(nn.Module):
-    """26 layers without those of shortcuts: conv 64 3x3, four stages of a projection block and an identity block,
-    each 1x1-3x3-1x1 of equal widths (64, 128, 256, 512), the mean over positions, dense."""
+    """26 layers, not counting shortcuts: conv 64 3x3, four stages of a projection block and an identity block,
+    each 1x1-3x3-1x1 of equal widths (64, 128, 256, 512), global average pooling, dense."""
 
     def __init__(self, input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class ResNetSmall(nn.Module):
             _convolution(input_shape[0], 64, 3),
             nn.BatchNorm2d(64),
             nn.ReLU(inplace=True),
-            *_stages(Bottleneck, (2, 2, 2, 2), widening=1, always_project=True),
+            *_stages(Bottleneck, (2, 2, 2, 2), expansion=1, always_project=True),
         )
         self.fc = nn.Linear(_WIDTHS[-1], num_classes)
         _initialise(self)
@@ -123,16 +123,16 @@ class ResNetSmall(nn.Module):
 
 
 def count_layers(model: nn.Module) -> int:
-    """The layers that give a residual network its number: convolutions and dense layers outside shortcuts."""
+    """Counts convolutions and dense layers outside shortcuts, the number in a ResNet's name."""
     layers = (name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear))
     return sum("downsample" not in name.split(".") for name in layers)
 
 
-def _stages(block: Block, depths: Sequence[int], widening: int, always_project: bool = False) -> list[nn.Sequential]:
-    """Stages of blocks; the first of a stage brings size and channels to those of the others."""
+def _stages(block: Block, depths: Sequence[int], expansion: int, always_project: bool = False) -> list[nn.Sequential]:
+    """Returns stages of blocks; the first block of a stage changes resolution and channels."""
     stages, inputs = [], _WIDTHS[0]
     for depth, width, stride in zip(depths, _WIDTHS, _STRIDES, strict=True):
-        outputs = widening * width
+        outputs = expansion * width
         first = block(inputs, width, outputs, stride, projects=always_project or stride > 1 or inputs != outputs)
         others = (block(outputs, width, outputs, stride=1, projects=False) for _ in range(depth - 1))
         stages.append(nn.Sequential(first, *others))
@@ -154,8 +154,8 @@ def _initialise(model: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _silence_blocks(model: nn.Module) -> None:
-    """Let every block begin as its shortcut: the scale of its last batch norm is zero."""
+def _zero_last_norms(model: nn.Module) -> None:
+    """Sets the scale of the last batch norm of every block to zero, so that a block starts as its shortcut."""
     for module in model.modules():
         if isinstance(module, BasicBlock | Bottleneck):
             nn.init.zeros_((module.bn2 if isinstance(module, BasicBlock) else module.bn3).weight)

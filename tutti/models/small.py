@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Mlp(nn.Module):
-    """Flattens its input, then layers of the given widths, each with optional batch norm and dropout."""
+    """Multilayer perceptron with hidden layers of the given widths, optional batch norm and dropout."""
 
     def __init__(
         self,
@@ -104,8 +104,7 @@ class SmallCnn(nn.Module):
 
 
 class Quarters(nn.Module):
-    """The mean over each quarter of an image of any size: adaptive pooling to 2 x 2, with a gradient that has no
-    random order of sums on a GPU."""
+    """Adaptive average pooling to 2 x 2, with a deterministic gradient on a GPU."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         height, width = images.shape[-2:]

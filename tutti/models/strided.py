@@ -1,11 +1,11 @@
-"""Convolutions of volumes with kernel 4, stride 2 and padding 1, which halve a volume (`down`) or double it (`up`).
+"""3-D convolutions with kernel 4, stride 2 and padding 1, which halve a volume (`down`) or double it (`up`).
 
-Each has several forms that compute the same numbers:
+Each has several forms that compute the same function:
 
-- "convolution": torch's own. A compiled model calls it as an opaque operator, because torch 2.11's compiler takes the
-  gradients of a convolution with channels innermost for another layout than they have.
-- "product": one matrix product with the 4 x 4 x 4 windows of the volume laid out as rows. It moves eight times the
-  data, and still wins where there are few channels, for which convolutions have no good kernels on a GPU.
+- "convolution": torch's convolution. A compiled model calls it as an opaque operator, because the compiler of torch
+  2.11 assumes a wrong memory layout for the gradients of a channels-last convolution.
+- "product": one matrix product with the 4 x 4 x 4 windows of the volume as rows. It moves eight times the data, and
+  is still faster with few channels, for which cuDNN has no good kernels.
 - "mixed" (`up` only): a convolution forward, products backward.
 """
 
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 _KERNELS = False
 if torch.cuda.is_available():
-    with contextlib.suppress(ImportError):  # of triton, which comes with torch where it supports the GPU
-        import tutti.models.window_kernels  # noqa: F401 (it makes the operator known)
+    with contextlib.suppress(ImportError):  # triton is installed with torch where it supports the GPU
+        import tutti.models.window_kernels  # noqa: F401 (registers the operator)
 
         _KERNELS = True
 
@@ -48,24 +48,24 @@ def up(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: For
 
 
 def _has_kernels(volume: torch.Tensor) -> bool:
-    """Whether ours are here, which are for volumes of a few channels."""
+    """Returns whether our Triton kernels are available and apply; they are for few channels."""
     return _KERNELS and volume.is_cuda and volume.shape[1] <= _FEW_CHANNELS
 
 
 def windows(volume: torch.Tensor) -> torch.Tensor:
-    """The 4 x 4 x 4 windows at every second place of a B x 2D x 2H x 2W x C volume: B x D x H x W x 4 x 4 x 4 x C."""
+    """The 4 x 4 x 4 windows with stride 2 of a B x 2D x 2H x 2W x C volume: B x D x H x W x 4 x 4 x 4 x C."""
     padded = F.pad(volume, (0, 0, 1, 1, 1, 1, 1, 1))
     return padded.unfold(1, 4, 2).unfold(2, 4, 2).unfold(3, 4, 2).permute(0, 1, 2, 3, 5, 6, 7, 4).contiguous()
 
 
 def overlap_add(rows: torch.Tensor) -> torch.Tensor:
-    """The transpose of `windows`: every window added in its place.
+    """The transpose of `windows`: adds every window to its position.
 
-    A place of the volume is touched by two windows in each direction, so it gathers eight numbers.
+    Two windows overlap in each direction, so each cell of the volume is a sum of eight numbers.
     """
     batch, depth, height, width = rows.shape[:4]
     total = rows.new_zeros(batch, 2 * depth, 2 * height, 2 * width, rows.shape[-1])
-    choices = (_touching(size, rows.device) for size in (depth, height, width))
+    choices = (_windows_over(size, rows.device) for size in (depth, height, width))
     for (cell_d, tap_d, in_d), (cell_h, tap_h, in_h), (cell_w, tap_w, in_w) in product(*choices):
         d, h = (slice(None), None, None), (slice(None), None)
         term = rows[:, cell_d[d], cell_h[h], cell_w, tap_d[d], tap_h[h], tap_w]
@@ -74,8 +74,8 @@ def overlap_add(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _touching(size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """For every place along one direction, the two windows that touch it: their cell, their tap, and if they exist."""
+def _windows_over(size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yields for every position along one axis the two windows over it: their index, their tap, and if they exist."""
     place = torch.arange(2 * size, device=device)
     for first in (0, 2):
         tap = (place + 1) % 2 + first
@@ -136,7 +136,7 @@ def _plain(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.T
 
 @torch.library.custom_op("tutti::strided_convolution", mutates_args=())
 def strided_convolution(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
-    """torch's convolution, with channels innermost, as one operator that a compiler does not look into."""
+    """torch's channels-last convolution as one opaque operator."""
     out = torch.ops.aten.convolution(volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1)
     return out.contiguous(memory_format=_LAYOUT)
 
@@ -152,7 +152,7 @@ def _(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor
 def strided_convolution_backward(
     grad: torch.Tensor, volume: torch.Tensor, weight: torch.Tensor, doubles: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of volume and weight, with channels innermost."""
+    """The gradients of volume and weight, in channels-last format."""
     grad = grad.contiguous(memory_format=_LAYOUT)
     grad_volume, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad, volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1, [True, True, False]
@@ -180,7 +180,7 @@ strided_convolution.register_autograd(_backward, setup_context=_save)
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In the precision of autocast, where it is on: it does not know our operators."""
+    """Casts to the precision of autocast if it is enabled; autocast does not apply to custom operators."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors

@@ -1,4 +1,4 @@
-"""The 3-D U-Net that turns N-body volumes into hydrodynamics."""
+"""The 3-D U-Net that predicts hydrodynamic fields from N-body fields."""
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ from tutti.models.strided import Form, down, up
 class UNet3d(nn.Module):
     """Six convolutions that halve the volume, six that double it, with skip connections and a tanh at the end.
 
-    `fold` computes the first layer, the last and the gradients of the one before it as matrix products: the same
-    numbers, in less time on a GPU.
+    `fold` computes the first layer, the last layer and the gradients of the layer before it as matrix products: the
+    same function, in less time on a GPU.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A GPU kernel for the windows of volumes with few channels, for which compiled code spends its time on indices.
+"""A Triton kernel that lays out the windows of volumes with few channels, faster than compiled code.
 
-The rows of a matrix, (B D H W) x (C 64), are the 4 x 4 x 4 windows at every second place of a B x C x 2D x 2H x 2W
-volume. The channels come before the taps, as they do in the weight of a transposed convolution.
+The rows of a matrix, (B D H W) x (C 64), are the 4 x 4 x 4 windows with stride 2 of a B x C x 2D x 2H x 2W volume. The
+channels come before the taps, as in the weight of a transposed convolution.
 """
 
 import torch
@@ -9,16 +9,16 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 _TAPS = 64
-_LINES = 4  # lines of cells that one program does
+_LINES = 4  # rows of windows per program
 
 
 @triton.jit
 def _windows_kernel(volume, rows, channels, depth, height, width, LINES: tl.constexpr, PLACES: tl.constexpr):
-    """The windows of some lines of cells in one channel, four neighbours along x at a time."""
+    """Copies the windows of LINES rows in one channel, four neighbours along x at a time."""
     plane, channel = tl.program_id(0), tl.program_id(1)
     d = plane % depth
     number = (plane // depth).to(tl.int64) * channels + channel
-    volume += number * (8 * depth * height * width)  # from here on, places fit in 32 bits
+    volume += number * (8 * depth * height * width)  # from here on, offsets fit in 32 bits
     rows += (plane.to(tl.int64) * height * width * channels + channel) * 64
     cell, tap = tl.arange(0, LINES * PLACES)[:, None], tl.arange(0, 16)[None, :]
     h, w = tl.program_id(2) * LINES + cell // PLACES, cell % PLACES
@@ -37,7 +37,7 @@ def _windows_kernel(volume, rows, channels, depth, height, width, LINES: tl.cons
 
 @torch.library.custom_op("tutti::windows_first", mutates_args=())
 def windows_first(volume: torch.Tensor) -> torch.Tensor:
-    """The rows of a volume."""
+    """Returns the windows of a volume as rows of a matrix."""
     volume = volume.contiguous()
     batch, channels, depth, height, width = volume.shape
     depth, height, width = depth // 2, height // 2, width // 2

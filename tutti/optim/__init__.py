@@ -1,1 +1,1 @@
-"""Optimizers, and the scale of gradient noise."""
+"""Optimizers by name, among them LARS and LAMB."""

@@ -1,4 +1,4 @@
-"""Optimizers by name, with fused kernels where possible; LARS and LAMB with a learning rate for each layer."""
+"""Optimizers by name, with fused kernels where possible; LARS and LAMB, which scale the step of each layer."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +12,10 @@ from tutti.config.options import OptimizerOptions
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer that moves whole layers at a time; one-dimensional parameters have neither trust ratio nor decay."""
+    """Base of LARS and LAMB; one-dimensional parameters have neither trust ratio nor weight decay."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One step for all parameters that have a gradient."""
+        """Updates all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -26,15 +26,15 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
                 for is_layer in (True, False):
                     parameters = [parameter for parameter in there if (parameter.ndim > 1) == is_layer]
                     if parameters:
-                        self.move(parameters, group, is_layer)
+                        self.update(parameters, group, is_layer)
         return loss
 
-    def move(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
-        """Move parameters that are all weights of layers, or all biases and scales of norms."""
+    def update(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
+        """Updates parameters that are all weights of layers, or all one-dimensional."""
         raise NotImplementedError
 
     def buffers(self, parameters: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
-        """What the state keeps under a name for each parameter, zeros at first."""
+        """Returns the state tensors of a name, one for each parameter, initially zero."""
         for parameter in parameters:
             state = self.state[parameter]
             if name not in state:
@@ -43,24 +43,24 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
 
 
 def gradients_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients of parameters that have one."""
+    """Returns the gradients of the parameters."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The Euclidean norm of each tensor, left on its device."""
+    """Returns the Euclidean norms of the tensors as one tensor, without a synchronisation."""
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
 def scale_by_trust(updates: list[torch.Tensor], numerators: torch.Tensor, denominators: torch.Tensor) -> None:
-    """Multiply each update by its ratio; by 1 where a norm is 0 and says nothing."""
-    said = (numerators > 0) & (denominators > 0)
-    ratios = torch.where(said, numerators / denominators, 1.0)
+    """Multiplies each update by its trust ratio, and by 1 if a norm is 0."""
+    defined = (numerators > 0) & (denominators > 0)
+    ratios = torch.where(defined, numerators / denominators, 1.0)
     torch._foreach_mul_(updates, list(ratios.unbind()))
 
 
 class Lars(LayerwiseOptimizer):
-    """Momentum over steps of `lr * eta * |w| / (|g| + weight_decay * |w|)`, where `lr` is that of each step."""
+    """SGD with momentum and a step of `lr * eta * |w| / (|g| + weight_decay * |w|)` for each layer."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Lars(LayerwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta})
 
-    def move(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
+    def update(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
         gradients, decay = gradients_of(parameters), group["weight_decay"]
         updates = list(torch._foreach_mul(gradients, group["lr"]))
         if is_layer:
@@ -86,7 +86,7 @@ class Lars(LayerwiseOptimizer):
 
 
 class Lamb(LayerwiseOptimizer):
-    """Steps of `lr * |w| / |u|` along `u`, Adam's step with decoupled weight decay."""
+    """A step of `lr * |w| / |u|` along `u`, the step of Adam with decoupled weight decay, for each layer."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Lamb(LayerwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def move(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
+    def update(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
         updates = self._directions(parameters, group)
         if is_layer:
             torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
@@ -106,7 +106,7 @@ class Lamb(LayerwiseOptimizer):
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _directions(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> list[torch.Tensor]:
-        """The mean of the gradients over the root of the mean of their squares, both without their bias to 0."""
+        """Returns Adam's direction: the bias-corrected first moment over the root of the second."""
         gradients, (beta1, beta2) = gradients_of(parameters), group["betas"]
         means, squares = self.buffers(parameters, "mean"), self.buffers(parameters, "square")
         steps = self._count(parameters)
@@ -121,7 +121,7 @@ class Lamb(LayerwiseOptimizer):
         return directions
 
     def _count(self, parameters: list[torch.Tensor]) -> list[float]:
-        """The steps of each parameter, this one included, kept on the host as torch's optimizers keep theirs."""
+        """Increments and returns the step counts of the parameters, which are CPU tensors as in torch's optimizers."""
         for parameter in parameters:
             state = self.state[parameter]
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
@@ -129,7 +129,7 @@ class Lamb(LayerwiseOptimizer):
 
 
 def build_optimizer(config: OptimizerOptions, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that a recipe names, over the given parameters."""
+    """Builds the optimizer that a recipe names."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     target = config.locate()
     offered = {"fused": True} if config.target and _can_fuse(trainable) else {}

@@ -1,1 +1,1 @@
-"""How a model is spread over ranks."""
+"""Data parallelism: DDP, gradient averaging and batch-norm statistics."""

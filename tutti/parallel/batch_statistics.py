@@ -1,8 +1,8 @@
 """Batch-norm running statistics that do not depend on the number of ranks.
 
-A pass turns a running value r into (1 - m) r + m s, with s the statistic of its micro-batch. Averaged over the passes
-of a step that all start from the same r, this is (1 - m) r + m mean(s), however the micro-batches are spread. Averaging
-over ranks commutes with such steps, so ranks need to meet only when the values are used: to validate and to save.
+A forward pass changes a running value r into (1 - m) r + m s, where s is the statistic of its micro-batch. Averaged
+over the passes of a step that all start from the same r, this is (1 - m) r + m mean(s), however the micro-batches are
+distributed. Averaging over ranks commutes with this update, so it is needed only before validation and checkpoints.
 """
 
 import torch
@@ -26,7 +26,7 @@ class BatchStatistics:
 
     @torch.no_grad()
     def before_pass(self, index: int) -> None:
-        """Have every pass of a step start from the same values."""
+        """Restores the values from before the step, so that every pass starts from them."""
         if self._passes == 1 or not self._means:
             return
         if index == 0:
@@ -39,7 +39,7 @@ class BatchStatistics:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Put the average over the passes in place."""
+        """Sets the statistics to the average over the passes."""
         if self._passes == 1 or not self._means:
             return
         torch._foreach_add_(self._sums, self._means)
@@ -50,7 +50,7 @@ class BatchStatistics:
 
     @torch.no_grad()
     def combine_ranks(self) -> None:
-        """Average over ranks; every rank must enter."""
+        """Averages over ranks; a collective that every rank must call."""
         if self._world_size == 1 or not self._means:
             return
         flat = torch.cat([mean.reshape(-1) for mean in self._means])

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model, and gradients are averaged."""
+"""Data parallelism: every rank holds the whole model, and gradients are averaged over ranks."""
 
 import contextlib
 import inspect
@@ -22,16 +22,16 @@ _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 
 
-def spread(
+def wrap_model(
     model: nn.Module,
     config: DdpConfig,
     group: Group,
     device: torch.device,
-    all_there: Callable[[], None] = lambda: None,
+    on_last_gradient: Callable[[], None] = lambda: None,
 ) -> nn.Module:
-    """The model as it is on one rank, else wrapped so that the last backward pass of a step averages gradients.
+    """Wraps the model in DDP if there is more than one rank.
 
-    `all_there` is called in each such pass when the last gradient of this rank is there.
+    `on_last_gradient` is called in each synchronising backward pass when the last gradient of this rank is ready.
     """
     if group.world_size == 1 or not config.communicate:
         return model
@@ -45,27 +45,26 @@ def spread(
         **sync_buffers,
     )
     memory = share_memory(group, MOST_DIRECT_BYTES) if config.direct and device.type == "cpu" else None
-    wrapped.register_comm_hook(Averaging(memory, all_there), average_gradients)
+    wrapped.register_comm_hook(Averaging(memory, on_last_gradient), average_gradients)
     return wrapped
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """What the averaging of gradients needs to know."""
+    """The state of the communication hook."""
 
     memory: HostMemory | None
-    all_there: Callable[[], None]
+    on_last_gradient: Callable[[], None]
 
 
 def average_gradients(state: Averaging, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean over ranks of a bucket of gradients.
+    """DDP communication hook: averages a bucket of gradients over ranks.
 
-    Gloo's all-reduce takes several rounds through a thread of its own, a few hundred microseconds each whatever the
-    size. Nothing is left to overlap with the last bucket of a step: if it is small, it goes through memory
-    that the ranks of a host share.
+    Gloo's all-reduce has a latency of several hundred microseconds whatever the size, and the last bucket of a step
+    has no computation to overlap with. If it is small, it is averaged in shared memory instead.
     """
     if bucket.is_last():
-        state.all_there()
+        state.on_last_gradient()
     gradients, memory = bucket.buffer(), state.memory
     if not memory or not bucket.is_last() or dist.get_world_size() * gradients.nbytes > memory.most_bytes:
         return allreduce_hook(None, bucket)  # pyright: ignore[reportArgumentType]
@@ -74,6 +73,6 @@ def average_gradients(state: Averaging, bucket: dist.GradBucket) -> torch.future
     return done
 
 
-def silence(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """The context for a pass whose gradients only add up on this rank."""
+def without_sync(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Returns the context manager for a backward pass that accumulates gradients on this rank only."""
     return model.no_sync if isinstance(model, DistributedDataParallel) else contextlib.nullcontext

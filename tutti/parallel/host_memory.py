@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host share, to average small tensors without a network in between."""
+"""Averages of small tensors over the ranks of one host through shared memory."""
 
 import os
 import platform
@@ -14,10 +14,10 @@ from tutti.ranks.group import Group
 
 
 class HostMemory:
-    """A file in memory with a place for every rank, and a socket between every two of them to say "it is there".
+    """A file in /dev/shm with a row for every rank, and a Unix socket between every two ranks to signal that it is set.
 
-    The places are there twice and taken in turn: a rank that is one exchange ahead cannot overwrite what another
-    still reads. The file has no name once all ranks have opened it, so nothing stays behind however they end.
+    The rows are double-buffered: a rank that is one exchange ahead cannot overwrite what another still reads. The
+    file is deleted once all ranks have opened it, so it is freed however they end.
     """
 
     def __init__(self, group: Group, folder: Path, most_bytes: int, timeout_seconds: float) -> None:
@@ -35,23 +35,23 @@ class HostMemory:
         self._others: dict[int, socket.socket] = dict(enumerate(lower)) | dict(higher)
 
     def average(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean over ranks, put into the tensor; summed in the order of ranks, so equal to the bit on all."""
+        """Replaces the tensor by its mean over ranks; summed in the order of ranks, so bitwise equal on all of them."""
         half = self._halves[self._turn].view(tensor.dtype)
         self._turn = 1 - self._turn
-        places = half[: self._world_size * tensor.numel()].view(self._world_size, tensor.numel())
-        places[self._rank].copy_(tensor.view(-1))
+        rows = half[: self._world_size * tensor.numel()].view(self._world_size, tensor.numel())
+        rows[self._rank].copy_(tensor.view(-1))
         for rank, other in self._others.items():
-            self._tell(rank, other)
+            self._signal(rank, other)
         for rank, other in self._others.items():
             self._wait_for(rank, other)
-        return torch.mean(places, 0, out=tensor.view(-1)).view_as(tensor)
+        return torch.mean(rows, 0, out=tensor.view(-1)).view_as(tensor)
 
     def close(self) -> None:
-        """Close the sockets; the memory goes with the last rank."""
+        """Closes the sockets; the memory is freed with the last rank."""
         for other in self._others.values():
             other.close()
 
-    def _tell(self, rank: int, other: socket.socket) -> None:
+    def _signal(self, rank: int, other: socket.socket) -> None:
         try:
             other.sendall(b"\0")
         except ConnectionError as error:
@@ -59,15 +59,15 @@ class HostMemory:
 
     def _wait_for(self, rank: int, other: socket.socket) -> None:
         try:
-            came = other.recv(1)
+            received = other.recv(1)
         except TimeoutError as error:
             raise DeadlineError(
                 f"rank {self._rank} on host {platform.node()} waited {self._timeout_seconds:g} s for the gradients "
-                f"of rank {rank}, which runs but does not come. Look at the log of that rank."
+                f"of rank {rank}, which runs but did not send them. Look at the log of that rank."
             ) from error
         except ConnectionError as error:
             raise _ended(rank) from error
-        if not came:
+        if not received:
             raise _ended(rank)
 
 
@@ -76,7 +76,7 @@ def _ended(rank: int) -> ConnectionError:
 
 
 def share_memory(group: Group, most_bytes: int) -> HostMemory | None:
-    """Memory shared by all ranks of a run on one host; nothing where they are on several, or the host has none."""
+    """Opens memory shared by all ranks; None if they are on several hosts or /dev/shm cannot be used."""
     if group.placement.world_size != group.placement.local_size:
         return None
     folder = group.from_first(_make_folder(most_bytes) if group.is_first else None)
@@ -91,7 +91,7 @@ def share_memory(group: Group, most_bytes: int) -> HostMemory | None:
 
 
 def _make_folder(most_bytes: int) -> Path | None:
-    """A folder in memory with the file that is to be shared, all of it reserved."""
+    """Creates a folder in /dev/shm with the file to share, fully allocated."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="tutti-", dir="/dev/shm"))
     except OSError:

@@ -13,7 +13,7 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.parallel.batch_statistics import BatchStatistics
-from tutti.parallel.ddp import silence, spread
+from tutti.parallel.ddp import without_sync, wrap_model
 from tutti.ranks.device import applies
 from tutti.ranks.group import Group
 from tutti.ranks.seeds import seed_pass
@@ -83,9 +83,9 @@ class TorchLearner:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
         self._pass = Pass(model, criterion)
-        self._spread_pass = spread(self._pass, config.ddp, group, device, self._all_gradients_there)
+        self._spread_pass = wrap_model(self._pass, config.ddp, group, device, self._all_gradients_there)
         self._meets = False  # whether the pass under way averages gradients over ranks
-        self._silence = silence(self._spread_pass)
+        self._silence = without_sync(self._spread_pass)
         self._channels_last = applies(config.speed.channels_last, device)
         self._graphs = False
         if applies(config.speed.compile, device):
