@@ -1,4 +1,4 @@
-"""Study folders as real ones are, with figures that are made up."""
+"""Generated study folders with chosen numbers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Studies in figures, from folders in which the right answer is known."""
+"""The analysis of studies, on folders with known results."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sentences are said where the numbers bear them, and only there."""
+"""Conclusions are stated if the numbers support them, and only then."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_how_far_efficiency_holds_and_what_takes_it(tmp_path: Path) -> None:
     assert "at 8, where exposed communication takes 26% of the step." in said
     assert "more than with perfect efficiency; all of that is communication." in said
     assert "8 ranks have 5.9" in said
-    assert "Exposed communication on n ranks is 9.97 ms x 2 (n - 1) / n a step." in said
+    assert "Exposed communication on n ranks is 9.97 ms x 2 (n - 1) / n per step." in said
 
 
 def test_efficiency_that_holds_to_the_end_is_said_so(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_larger_batch_raises_efficiency_and_the_order_of_studies_does_not_matt
     small = scale_study(tmp_path / "a", costly(64, 0.03), ranks=(1, 2, 4))
     large = scale_study(tmp_path / "b", costly(128, 0.03), ranks=(1, 2, 4))
     expected = (
-        "From 64 to 128 samples a rank efficiency at 4 ranks rises from 69% to 82%, "
+        "From 64 to 128 samples per rank efficiency at 4 ranks rises from 69% to 82%, "
         "and exposed communication falls from 31% to 18% of the step."
     )
     assert expected in sentences(small, large)
@@ -88,7 +88,7 @@ def test_studies_within_their_intervals_are_not_told_apart(tmp_path: Path) -> No
 
 def test_ranks_that_share_cores_are_named(tmp_path: Path) -> None:
     said = sentences(scale_study(tmp_path / "s", costly(32, 0.01), ranks=(1, 4, 8, 16)))  # on hosts of 4 cores
-    assert "From 8 ranks on, ranks share cores (8 on the 4 of a host), which takes efficiency" in said
+    assert "From 8 ranks on, ranks share cores (8 ranks on the 4 cores of a host), which lowers efficiency" in said
     said = sentences(scale_study(tmp_path / "t", costly(32, 0.01), ranks=(1, 2, 4)))
     assert "share cores" not in said
 
@@ -132,7 +132,7 @@ def test_a_sweep_says_where_each_rule_breaks(tmp_path: Path) -> None:
         in said
     )
     assert (
-        "Training holds for all values of the global batch up to 4,096, the largest tried: "
+        "Training is stable for all values of the global batch up to 4,096, the largest tried: "
         "sqrt scaling without warm-up; sqrt scaling with 1 epoch of warm-up." in said
     )
     assert "Validation accuracy falls as the global batch grows: from 99.15% at 64 to 97.15% at 4,096 with sqrt" in said
@@ -146,7 +146,10 @@ def test_many_curves_are_counted_and_the_ends_are_named(tmp_path: Path) -> None:
 
     optim = [{"name": name, "lr": lr} for name in ("sgd", "lars") for lr in (1, 2, 3)]
     said = sentences(sweep_study(tmp_path / "s", made, {"optim": optim, "batch.global": [64, 4096]}))
-    assert "Training holds for all values of the global batch up to 4,096, the largest tried, in 6 of 6 curves." in said
+    assert (
+        "Training is stable for all values of the global batch up to 4,096, the largest tried, in 6 of 6 curves."
+        in said
+    )
     assert (
         "Validation accuracy falls as the global batch grows in 6 of 6 curves: most from 99.20% at 64 to 91.20% at "
         "4,096 with lars, lr 3; least from 99.20% at 64 to 98.20% at 4,096 with sgd, lr 1." in said
@@ -158,13 +161,13 @@ def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
         return learned(0.1 if point.values["batch.global"] == 256 and point.repeat == 1 else 0.9, point)
 
     said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 256]}, 3))
-    assert "Training holds" not in said
+    assert "Training is stable" not in said
     assert "Some runs collapse, by the global batch: 1 of 3 at 256." in said
 
 
 def test_the_only_curve_needs_no_name(tmp_path: Path) -> None:
     said = sentences(sweep_study(tmp_path / "s", lambda p: learned(0.9, p), {"batch.global": [64, 256]}))
-    assert "Training holds for all values of the global batch up to 256, the largest tried." in said
+    assert "Training is stable for all values of the global batch up to 256, the largest tried." in said
 
 
 def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of studies that are damaged in any way are read or refused by name."""
+"""Damaged files of studies are read, or give an error that names them."""
 
 import dataclasses
 import json

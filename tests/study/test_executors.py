@@ -1,4 +1,4 @@
-"""How the ranks of a point are started, from what the environment says of an allocation."""
+"""How the ranks of a point are started, by the environment variables of an allocation."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ from tutti.study.executors import (
     Local,
     MpiSteps,
     SlurmSteps,
-    as_typed,
     check_at_once,
-    check_room,
+    check_capacity,
     choose_executor,
+    command_line,
     step_environment,
 )
 
@@ -23,7 +23,7 @@ FOLDER = Path("runs/points/n4-r1")
 
 
 def typed(executor, ranks: int) -> str:
-    return as_typed(executor.command(FOLDER, ranks))
+    return command_line(executor.command(FOLDER, ranks))
 
 
 def test_ranks_are_started_here_without_an_allocation() -> None:
@@ -71,10 +71,10 @@ def test_elsewhere_mpirun_knows_the_hosts(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_there_is_room_for_are_refused() -> None:
-    check_room(Local(), 1000)
-    check_room(choose_executor(SLURM), 8)
+    check_capacity(Local(), 1000)
+    check_capacity(choose_executor(SLURM), 8)
     with pytest.raises(LaunchError, match="16 ranks as steps on 4 nodes of this Slurm job: expected 8 at most"):
-        check_room(choose_executor(SLURM), 16)
+        check_capacity(choose_executor(SLURM), 16)
 
 
 def test_points_at_once_are_for_one_machine() -> None:

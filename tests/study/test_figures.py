@@ -1,4 +1,4 @@
-"""Real studies of ranks: the figures of their reports are those of the run folders, by arithmetic of our own."""
+"""Real scaling studies: the numbers of the report, computed independently from the run folders."""
 
 from pathlib import Path
 

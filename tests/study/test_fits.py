@@ -1,4 +1,4 @@
-"""Laws of scaling are found again in data that follows them, and intervals hold what they should."""
+"""Fits recover the scaling laws of generated data, and intervals have the right coverage."""
 
 import numpy as np
 import pytest

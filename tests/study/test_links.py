@@ -1,4 +1,4 @@
-"""What a study of ranks has of communication beside what measured links say of it."""
+"""Exposed communication of a scaling study compared with an all-reduce over measured links."""
 
 import csv
 import json
@@ -75,9 +75,9 @@ def test_exposed_communication_is_set_beside_an_all_reduce(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        (0.98, "; the 1.18 s a step that are exposed are 98% of it: hardly any of it is hidden."),
-        (0.40, "; 480 ms a step are exposed, 40% of it: the rest is hidden behind computing."),
-        (1.70, "; 2.04 s a step are exposed, 1.70 times as long: links do not explain it."),
+        (0.98, "; 1.18 s per step are exposed, 98% of it: almost nothing is hidden behind compute."),
+        (0.40, "; 480 ms per step are exposed, 40% of it: the rest is hidden behind compute."),
+        (1.70, "; 2.04 s per step are exposed, 1.70 times as long: links do not explain it."),
     ],
 )
 def test_the_conclusion_says_whether_the_links_explain_it(tmp_path: Path, share: float, words: str) -> None:
@@ -124,14 +124,16 @@ def refused(study: Path, collectives: Path) -> str:
 def test_the_command_refuses_it_in_a_line(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("report", str(study(tmp_path / "s", 1.0)), "--collectives", "nowhere")
     assert done.code == 2
-    assert "error: --collectives nowhere: nowhere is no measurement of collectives ([Errno 2]" in done.err
+    assert "error: --collectives nowhere: nowhere is not a measurement of collectives ([Errno 2]" in done.err
 
 
 def test_a_folder_without_collectives_is_refused(tmp_path: Path) -> None:
     path = study(tmp_path / "s", 1.0)
     assert "expected a run folder of `tutti bench collectives`" in refused(path, tmp_path)
     (tmp_path / "collectives.json").write_text("{}")
-    assert "is no measurement of collectives (expected a JSON object with a list 'models')" in refused(path, tmp_path)
+    assert "is not a measurement of collectives (expected a JSON object with a list 'models')" in refused(
+        path, tmp_path
+    )
 
 
 def test_a_measurement_without_an_all_reduce_is_refused(tmp_path: Path) -> None:
@@ -141,9 +143,7 @@ def test_a_measurement_without_an_all_reduce_is_refused(tmp_path: Path) -> None:
 
 def test_a_sweep_has_no_ranks_to_compare(tmp_path: Path) -> None:
     path = sweep_study(tmp_path / "s", lambda _: Made(), {"batch.global": [64, 128]}).path
-    assert "is a sweep, on one number of ranks: expected a study of ranks" in refused(
-        path, measured(tmp_path / "links")
-    )
+    assert "is a sweep, on one number of ranks: expected a scaling study" in refused(path, measured(tmp_path / "links"))
 
 
 def test_links_of_one_host_say_nothing_of_several(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_links_of_a_gpu_say_nothing_of_cpus(tmp_path: Path) -> None:
 
 def test_runs_that_do_not_know_their_gradients_are_refused(tmp_path: Path) -> None:
     told = refused(study(tmp_path / "s", 1.0, gradient_bytes=None), measured(tmp_path / "links"))
-    assert "the record does not say that gradients are averaged, and how large they are. Run the study again" in told
+    assert "the record does not contain the size of the gradients. Run the study again" in told
 
 
 def test_nothing_is_said_of_gradients_that_pass_through_memory(tmp_path: Path) -> None:
     one = ["n1"] * 4
     told = refused(study(tmp_path / "s", 1.0, one, 100_000), measured(tmp_path / "links", hosts=one))
-    assert "pass through the memory of their host" in told
+    assert "are averaged in shared memory" in told

@@ -1,4 +1,4 @@
-"""One run in figures: when it reached its goal, whether it collapsed, which windows are outliers."""
+"""The numbers of one run: when it reached its goal, whether it collapsed, which windows are outliers."""
 
 import math
 from typing import Any

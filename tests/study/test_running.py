@@ -1,4 +1,4 @@
-"""Studies run, stopped, killed and resumed; the runs in them are small programs that leave what a run leaves."""
+"""Studies that are run, stopped, killed and resumed; their runs are small programs that write run folders."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from waiting import wait_until
 from tutti.errors import FolderError, Interrupted
 from tutti.runs.folder import RunFolder
 from tutti.study.definition import Definition, Goal, PointState, StudyFolder, read_definition, read_state
-from tutti.study.executors import reason_of
-from tutti.study.folder import find_study, held, make_study
+from tutti.study.executors import failure_reason
+from tutti.study.folder import find_study, lock_study, make_study
 from tutti.study.outcome import read_outcomes
 from tutti.study.running import decide, run_study
 from tutti.study.scale import scale_points
@@ -65,17 +65,17 @@ def starts(plan: Path, point: str) -> list[str]:
 @pytest.mark.parametrize(
     ("state", "goal", "run_state", "has_checkpoint", "retry", "expected"),
     [
-        ("waiting", TIMED, None, False, False, "begin"),
-        ("waiting", FULL, None, False, False, "begin"),
+        ("waiting", TIMED, None, False, False, "start"),
+        ("waiting", FULL, None, False, False, "start"),
         ("finished", TIMED, "finished", False, True, "nothing"),
         ("failed", TIMED, "failed", False, False, "nothing"),
-        ("failed", TIMED, "failed", False, True, "begin"),
-        ("failed", FULL, "failed", True, True, "go on"),
-        ("running", TIMED, "interrupted", True, False, "begin"),
-        ("running", FULL, "interrupted", True, False, "go on"),
-        ("running", FULL, "interrupted", False, False, "begin"),
-        ("running", FULL, "finished", True, False, "note"),
-        ("waiting", FULL, "stopped", True, False, "go on"),
+        ("failed", TIMED, "failed", False, True, "start"),
+        ("failed", FULL, "failed", True, True, "resume"),
+        ("running", TIMED, "interrupted", True, False, "start"),
+        ("running", FULL, "interrupted", True, False, "resume"),
+        ("running", FULL, "interrupted", False, False, "start"),
+        ("running", FULL, "finished", True, False, "record"),
+        ("waiting", FULL, "stopped", True, False, "resume"),
     ],
 )
 def test_what_is_left_of_a_point(state, goal, run_state, has_checkpoint, retry, expected) -> None:
@@ -107,7 +107,7 @@ def test_a_point_that_fails_is_told_and_the_rest_stands(tmp_path: Path, plan: Ca
 @pytest.mark.system
 def test_a_run_that_is_stopped_stops_the_study(tmp_path: Path, plan: Callable[..., Path]) -> None:
     folder, wishes = make(tmp_path, FULL), plan(n2_r1=["stop", "finish"])
-    with pytest.raises(Interrupted, match=r"with 2 of 3 points left. Go on with: tutti scale --resume .*_scale_weak"):
+    with pytest.raises(Interrupted, match=r"with 2 of 3 points left. Resume with: tutti scale --resume .*_scale_weak"):
         run(folder, wishes)
     assert states(folder) == {"n1-r1": "finished", "n2-r1": "waiting", "n4-r1": "waiting"}
     assert [name for name, _ in run(folder, wishes)] == ["n2-r1", "n4-r1"]
@@ -176,7 +176,7 @@ def test_a_study_that_is_told_to_end_ends_its_point_and_lets_it_go_on(
     process = start_and_wait(folder, wishes, "n1-r1")
     process.send_signal(signal.SIGINT)
     told = process.communicate()[1].decode()
-    assert "stopped from outside, with 3 of 3 points left" in told
+    assert "stopped by a signal, with 3 of 3 points left" in told
     assert read_state(folder, "n1-r1") == PointState(
         "waiting", attempts=1, started=read_state(folder, "n1-r1").started, launch_line=_line(folder, wishes)
     )
@@ -188,9 +188,9 @@ def _line(folder: StudyFolder, wishes: Path) -> str:
 
 def test_one_process_at_a_time_runs_a_study(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    with held(folder), pytest.raises(FolderError, match="is run by another process"), held(folder):
+    with lock_study(folder), pytest.raises(FolderError, match="is run by another process"), lock_study(folder):
         pass
-    with held(folder):
+    with lock_study(folder):
         pass
 
 
@@ -231,4 +231,4 @@ def test_the_reason_of_a_failure_is_a_line(
     run = RunFolder(tmp_path)
     run.record.write_text(json.dumps({"state": "failed", "segments": [{}]} | fields))
     (tmp_path / "log").write_text(output)
-    assert reason_of(run, NOW, code, tmp_path / "log") == reason
+    assert failure_reason(run, NOW, code, tmp_path / "log") == reason

@@ -1,4 +1,4 @@
-"""Studies of ranks as they are planned: batches, order, seeds, and what is refused before anything starts."""
+"""The points of scaling studies: batches, order, seeds, and errors before the first run."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_where_time_is_not_the_question_a_target_is_noted_and_training_goes_on()
     goal = read_goal(None, None, "valid_loss=0.5", False, timed=False)
     assert goal == Goal("full", metric="valid_loss", target=0.5)
     assert not any("stop_at" in word for word in goal_overrides(goal, resolve("digits").config, 1))
-    assert describe_goal(goal) == "the whole recipe, and when it comes to valid_loss=0.5"
+    assert describe_goal(goal) == "the whole recipe, and when it reaches valid_loss=0.5"
 
 
 def test_all_points_that_cannot_be_are_told_at_once() -> None:

@@ -156,7 +156,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tutti: Tutti, tmp_pa
     process.terminate()
     told = process.communicate()[1].decode()
     assert process.returncode == 75
-    assert told.startswith("stopped from outside, with 1 of 1 points left. Go on with: tutti sweep --resume runs/")
+    assert told.startswith("stopped by a signal, with 1 of 1 points left. Resume with: tutti sweep --resume runs/")
     folder = study_in(tmp_path)
     assert read_state(folder, "400-r1").state == "waiting"
     config = folder.run("400-r1").config
@@ -199,7 +199,7 @@ def _trained(folder: StudyFolder, point: str) -> int:
 
 def _what_was_learned(folder: StudyFolder) -> dict[str, Any]:
     """All that a report says, less times and places."""
-    timed = re.compile(r"samples|share|outlier|seconds|time|folder|least to largest|communication|windows")
+    timed = re.compile(r"samples|share|outlier|seconds|time|folder|range|communication|windows")
     page, charts = folder.report, figures_in(folder.report)
     conclusions = re.findall(r"<li>(.*?)</li>", page.read_text().partition("<script")[0], re.DOTALL)
 

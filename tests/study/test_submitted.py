@@ -1,4 +1,4 @@
-"""Studies as jobs: one after another by dependency, and how a point stands whose job stands as it does.
+"""Studies as jobs: submitted with dependencies, and the states of points from those of their jobs.
 
 The scheduler here is a small script that notes what it is asked; a real Slurm is in tests/cluster.
 """
@@ -17,7 +17,7 @@ from tutti.runs.jobs import Attempt, JobRecord, read_job
 from tutti.study.definition import Definition, Goal, PointState, StudyFolder, read_state, write_state
 from tutti.study.folder import make_study
 from tutti.study.scale import scale_points
-from tutti.study.submitted import judge, prepare_jobs, submit_missing, write_jobs
+from tutti.study.submitted import prepare_jobs, state_of_job, submit_missing, write_jobs
 
 SBATCH = """#!/bin/bash
 echo "$@" >>"$CLUSTER/asked"
@@ -124,5 +124,5 @@ def test_a_point_stands_as_its_job_does(known, outcome, expected, reason, tmp_pa
         "41", "2026-11-16T10:00:00+00:00", 0, code=2 if outcome == "failed" else None, outcome=outcome, ended="then"
     )
     job = JobRecord("slurm", "slurm", "digits", {}, 10, "job.sh", ids=["41"], attempts=[attempt])
-    state = judge(PointState("submitted", job="41"), Status(RunFolder(tmp_path), job, known, 0, None, {}))
+    state = state_of_job(PointState("submitted", job="41"), Status(RunFolder(tmp_path), job, known, 0, None, {}))
     assert (state.state, state.reason, state.job) == (expected, reason, "41")

@@ -1,4 +1,4 @@
-"""Sweeps as they are planned: the grid, seeds, passes, and combinations that cannot be."""
+"""The points of sweeps: the grid, seeds, micro-batches, and combinations that cannot run."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_combinations_that_cannot_be_are_named() -> None:
     assert text.startswith("3 of 4 points cannot run:")
     assert "schedule.warmup_epochs=30 batch.global=64: a warm-up of 660 steps is longer than the whole run" in text
     assert "a global batch of 2048 is larger than the 1437 training samples" in text
-    assert text.endswith("Leave out what cannot be with --skip-impossible.")
+    assert text.endswith("Leave out the points that cannot run with --skip-impossible.")
 
 
 def test_combinations_that_cannot_be_are_left_out_if_asked() -> None:

@@ -39,11 +39,11 @@ from tutti.study.definition import (
     read_definition,
     read_state,
 )
-from tutti.study.executors import Executor, Local, check_at_once, check_room, choose_executor
-from tutti.study.folder import find_study, held, make_study
+from tutti.study.executors import Executor, Local, check_at_once, check_capacity, choose_executor
+from tutti.study.folder import find_study, lock_study, make_study
 from tutti.study.outcome import PointOutcome, RunFigures, Summary, read_figures, read_outcomes, summarise
 from tutti.study.running import PointProgress, run_study
-from tutti.study.submitted import look_at_jobs, prepare_jobs, submit_missing, write_jobs
+from tutti.study.submitted import prepare_jobs, submit_missing, update_states, write_jobs
 from tutti.study.sweep_results import value_words
 
 _REASON_LENGTH = 80  # characters of a reason in a line
@@ -130,7 +130,7 @@ def start_study(planned: Planned, options: StudyOptions, at_once: int | None = N
     definition = _define(planned, options.on, at_once)
     folder = make_study(options.out or config.out, config.recipe, definition, planned.checked)
     _print_title(definition, config.recipe, folder)
-    with held(folder):
+    with lock_study(folder):
         if executor is None:
             write_jobs(folder, definition, jobs)
             _submit(folder, definition, retry=False)
@@ -148,10 +148,10 @@ def resume_study(given: str, kind: Kind, options: StudyOptions, at_once: int | N
         )
     make_importable(definition.recipe)
     _print_title(definition, definition.recipe, folder)
-    with held(folder):
+    with lock_study(folder):
         if definition.on is not None:
             _refuse_at_once(at_once)
-            look_at_jobs(folder, definition)
+            update_states(folder, definition)
             _submit(folder, definition, options.retry)
             return
         executor = _executor(options.ranks_per_node, [point.ranks for point in definition.points])
@@ -181,7 +181,7 @@ def _refuse_at_once(at_once: int | None) -> None:
 
 def _executor(ranks_per_node: int | None, ranks: Sequence[int]) -> Executor:
     executor = choose_executor(os.environ, ranks_per_node)
-    check_room(executor, max(ranks))
+    check_capacity(executor, max(ranks))
     return executor
 
 

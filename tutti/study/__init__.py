@@ -1,1 +1,1 @@
-"""Many runs of one recipe: on several numbers of ranks, with several batches and rates, and what they show together."""
+"""Studies: many runs of one recipe, their execution, analysis and conclusions."""

@@ -1,4 +1,4 @@
-"""What a study shows in figures: runs by setting, and for a study of ranks speed-up, efficiency and their fits.
+"""The numbers of a study: runs by setting, and for a scaling study speed-up, efficiency and fits.
 
 Light: imports no torch.
 """
@@ -15,14 +15,14 @@ from tutti.study.efficiency import Scaling, measure_scaling
 from tutti.study.links import Links
 from tutti.study.outcome import PointOutcome, RunFigures, Summary, find_outliers, read_figures, summarise
 
-_FAR = 0.05  # of the speed: an outlier among repeats is at least as far away
+_FAR = 0.05  # relative distance from the median that an outlier among repeats has at least
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ by their repeat and seed alone."""
+    """Runs that differ only in their repeat and seed."""
 
-    values: Mapping[str, Any]  # what is varied, by key
+    values: Mapping[str, Any]  # the varied values, by key
     ranks: int
     runs: tuple[RunFigures, ...]
 
@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def ended(self) -> tuple[RunFigures, ...]:
-        """Runs that say how training went: finished, or broken off with a loss that is not finite."""
+        """Runs that finished, or failed with a loss that is not finite."""
         return tuple(run for run in self.runs if run.outcome.is_finished or run.collapse)
 
     @property
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def speed(self) -> Summary | None:
-        """Samples/s over repeats, each the median of its windows."""
+        """Samples/s over repeats; that of a repeat is the median over its log windows."""
         return summarise([run.speed.median for run in self.finished if run.speed])
 
     def final(self, metric: str) -> Summary | None:
@@ -63,13 +63,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A study in figures."""
+    """The numbers of a study."""
 
     definition: Definition
     settings: tuple[Setting, ...]
-    metric: str | None  # the one that tells how well a run learned
-    scaling: Scaling | None  # of a study of ranks that has finished runs
-    links: Links | None = None  # what measured collectives say of it, where there is a measurement
+    metric: str | None  # by which runs are compared
+    scaling: Scaling | None  # of a scaling study with finished runs
+    links: Links | None = None  # the comparison with measured collectives, if any
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:
@@ -83,7 +83,7 @@ class Analysis:
 
 
 def analyse(definition: Definition, outcomes: Sequence[PointOutcome]) -> Analysis:
-    """All figures of a study; points that failed or have not run are kept without figures."""
+    """Analyses a study; points that failed or have not run are included without numbers."""
     groups: dict[str, list[PointOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_plain([outcome.point.ranks, dict(outcome.point.values)]), []).append(outcome)
@@ -104,7 +104,7 @@ def _setting(definition: Definition, group: Sequence[PointOutcome]) -> Setting:
 
 
 def _metric(definition: Definition, outcomes: Sequence[PointOutcome]) -> str | None:
-    """The goal's metric, else the accuracy, else another, else the loss; none where runs are only timed."""
+    """Returns the metric of the goal, else the accuracy, else another, else the loss; None if runs are only timed."""
     if definition.goal.metric is not None or definition.goal.kind == "steps":
         return definition.goal.metric
     found = dict.fromkeys(name for each in outcomes for epoch in each.epochs[-1:] for name in epoch.metrics)
@@ -120,7 +120,7 @@ def _plain(value: Any) -> str:
 
 
 def _order(value: Any, given: Sequence[str]) -> tuple[int, float]:
-    """Nothing first, then numbers by their size, then words as they were given."""
+    """Sort key: None first, then numbers by value, then text in the given order."""
     if value is None:
         return 0, 0.0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

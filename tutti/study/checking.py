@@ -1,4 +1,4 @@
-"""Goals of a study, and the check of every point before the first one starts; all faults are one message."""
+"""Goals of a study, and the check of every point before the first one starts; all errors form one message."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,16 +14,16 @@ from tutti.errors import ConfigError
 from tutti.study.definition import Goal, Point
 
 STEPS, WARMUP_STEPS = 100, 20
-_WINDOWS = 10  # in which speed is measured, so that it has a spread
+_WINDOWS = 10  # log windows of a timed run, so that its speed has a spread
 
 
 def read_goal(steps: int | None, warmup: int | None, target: str | None, full: bool, timed: bool) -> Goal:
-    """The goal that was asked for, of which there is one at most; with none, speed alone where time is the question.
+    """Returns the requested goal; without a request, a timed study measures speed and any other runs the whole recipe.
 
-    A target ends the runs of a study of time; in others they go on to the end of the recipe, whose metrics are wanted.
+    In a timed study a target ends the runs; in other studies they continue to the end of the recipe.
     """
-    asked = {"--steps": steps is not None, "--target": target is not None, "--full": full}
-    named = [option for option, given in asked.items() if given]
+    options = {"--steps": steps is not None, "--target": target is not None, "--full": full}
+    named = [option for option, given in options.items() if given]
     if len(named) > 1:
         raise ConfigError(f"{' and '.join(named)}: expected one goal at most. Leave out all but one of them.")
     if warmup is not None and (target is not None or full):
@@ -37,14 +37,14 @@ def read_goal(steps: int | None, warmup: int | None, target: str | None, full: b
 
 
 def check_metric(goal: Goal, config: RunConfig) -> None:
-    """Refuse a target, of the study or of the recipe, for a metric that the recipe does not measure."""
+    """Raises ConfigError for a target, of the study or the recipe, whose metric the recipe does not measure."""
     check_stop(config, config.metrics)
     if goal.metric is not None:
         check_measured(f"--target {goal.metric}={goal.target:g}", goal.metric, config.recipe, config.metrics)
 
 
 def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
-    """What a goal changes in a recipe: a run to a target stops there; one that is only timed saves nothing."""
+    """Yields the overrides of a goal: a run to a target stops there; a timed run writes no checkpoints."""
     if goal.kind == "target":
         yield f"stop_at={{{goal.metric}: {goal.target!r}}}"
     if goal.kind != "steps":
@@ -53,7 +53,7 @@ def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
     yield from (f"max_steps={total}", "stop_at=null")
     samples = config.data.train_samples()
     if samples is None:
-        epochs = total  # an epoch has one step or more
+        epochs = total  # an epoch has at least one step
     else:
         plan = make_plan(config, ranks, samples)
         epochs = math.ceil(total / plan.steps_per_epoch)
@@ -67,23 +67,23 @@ def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
 
 
 def window_of(goal: Goal) -> int:
-    """The steps of a log window in a run that is only timed."""
+    """The number of steps in a log window of a timed run."""
     return max(1, (goal.steps or 0) // _WINDOWS)
 
 
 def describe_goal(goal: Goal) -> str:
-    """For people: how far a point goes."""
+    """Describes in words how long a point runs."""
     if goal.kind == "steps":
         return f"{goal.steps} steps after {goal.warmup_steps} of warm-up"
     if goal.kind == "target":
         return f"to {goal.metric}={goal.target:g}, or the whole recipe"
-    return "the whole recipe" + ("" if goal.metric is None else f", and when it comes to {goal.metric}={goal.target:g}")
+    return "the whole recipe" + ("" if goal.metric is None else f", and when it reaches {goal.metric}={goal.target:g}")
 
 
 def _learning_warmup(config: RunConfig, plan: Plan) -> int:
-    """The steps over which the learning rate rises."""
-    wish = config.schedule
-    return wish.warmup_steps or round((wish.warmup_epochs or 0) * plan.steps_per_epoch)
+    """The number of steps of learning-rate warm-up."""
+    schedule = config.schedule
+    return schedule.warmup_steps or round((schedule.warmup_epochs or 0) * plan.steps_per_epoch)
 
 
 def _timed(steps: int, warmup: int) -> Goal:
@@ -92,7 +92,7 @@ def _timed(steps: int, warmup: int) -> Goal:
     if warmup < 0:
         raise ConfigError(f"--warmup {warmup}: expected 0 or more. Try --warmup {WARMUP_STEPS}.")
     window = window_of(Goal("steps", steps))
-    return Goal("steps", steps, math.ceil(warmup / window) * window)  # no window is half warm-up
+    return Goal("steps", steps, math.ceil(warmup / window) * window)  # whole windows
 
 
 def _read_target(text: str) -> tuple[str, float]:
@@ -106,27 +106,27 @@ def _read_target(text: str) -> tuple[str, float]:
     return metric, number
 
 
-_SHOWN = 12  # faults in a message
+_SHOWN = 12  # errors in a message
 
 
 @dataclass(frozen=True)
 class Fault:
     """Why a point cannot run."""
 
-    what: str  # the point, in the words of the command line
+    what: str  # the point, as on the command line
     text: str
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A point that can run, with its whole configuration."""
+    """A point that can run, with its complete configuration."""
 
     point: Point
     config: RunConfig
 
 
 def complete(recipe: str, overrides: Sequence[str], goal: Goal, point: Point) -> Checked:
-    """A point with what its goal adds to its overrides, and its configuration; an error where it cannot run."""
+    """Adds the overrides of the goal to a point and resolves its configuration; raises ConfigError if it cannot run."""
     config = resolve(recipe, [*overrides, *point.overrides]).config
     check_metric(goal, config)
     given = (*point.overrides, *goal_overrides(goal, config, point.ranks))
@@ -136,7 +136,7 @@ def complete(recipe: str, overrides: Sequence[str], goal: Goal, point: Point) ->
 
 
 def check_config(config: RunConfig, ranks: int) -> None:
-    """Refuse a user's part that does not import, a batch that does not split, a warm-up longer than the run."""
+    """Raises ConfigError if a part cannot be imported, the batch does not split, or warm-up exceeds the run."""
     for part in (config.data, config.model, config.loss, config.optim):
         if isinstance(part, UserPartOptions):
             part.locate()
@@ -149,7 +149,7 @@ def check_config(config: RunConfig, ranks: int) -> None:
 def complete_all(
     recipe: str, overrides: Sequence[str], goal: Goal, points: Iterable[Point]
 ) -> tuple[list[Checked], list[Fault]]:
-    """The points that can run, and the faults of the others; a recipe that is wrong by itself is an error."""
+    """Returns the points that can run and the faults of the others; an invalid recipe raises ConfigError."""
     resolve(recipe, overrides)
     found, faults = [], []
     for point in points:
@@ -161,12 +161,12 @@ def complete_all(
 
 
 def describe_values(values: Mapping[str, object]) -> str:
-    """What is varied, in the words of a command line."""
+    """The varied values as on the command line."""
     return " ".join(f"{key}={show(value)}" for key, value in values.items())
 
 
 def show(value: object) -> str:
-    """A value of YAML in a few letters."""
+    """A YAML value as short text."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
@@ -176,12 +176,12 @@ def show(value: object) -> str:
     return f"[{','.join(map(show, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
-def tell_faults(faults: Sequence[Fault], of: int) -> str:
-    """All faults in one message, each text once."""
+def format_faults(faults: Sequence[Fault], of: int) -> str:
+    """Joins all faults in one message, each text once."""
     points: dict[str, dict[str, None]] = {}
     for fault in faults:
         points.setdefault(fault.text, {})[fault.what] = None
-    if len(points) == 1 and len(faults) == of:  # the same for all: it is not the point's
+    if len(points) == 1 and len(faults) == of:  # the recipe is at fault, not a point
         return faults[0].text
     lines = [f"{', '.join(list(names)[:_SHOWN])}{_more(len(names))}: {text}" for text, names in points.items()]
     return "\n  ".join([f"{len(faults)} of {of} points cannot run:", *lines[:_SHOWN]]) + _more(len(lines))

@@ -1,4 +1,4 @@
-"""What a study of ranks shows in plain sentences, each by a rule; and two studies compared."""
+"""The conclusions of a scaling study as sentences, each by a rule, and the comparison of two studies."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from tutti.units import count, duration, percent
 
 
 def compare_studies(analysis: Analysis, other: Analysis) -> list[str]:
-    """How a study differs from another of the same kind."""
+    """States how a study differs from another of the same kind."""
     if analysis.definition.kind != other.definition.kind:
         return ["The two studies are of different kinds: nothing is compared."]
     if analysis.scaling and other.scaling:
@@ -22,7 +22,7 @@ def compare_studies(analysis: Analysis, other: Analysis) -> list[str]:
 
 
 def _compare_scaling(this: Scaling, other: Scaling) -> list[str]:
-    """Efficiency on the largest number of ranks that both have beyond their smallest."""
+    """Compares efficiency on the largest number of ranks that both studies have."""
     common = [point.ranks for point in this.points[1:] if point.ranks in {each.ranks for each in other.points[1:]}]
     if not common:
         return ["The two studies have no number of ranks in common beyond the smallest: nothing is compared."]
@@ -32,11 +32,11 @@ def _compare_scaling(this: Scaling, other: Scaling) -> list[str]:
     change = "From the other study to this one"
     if mine.per_rank_batch and theirs.per_rank_batch and mine.per_rank_batch != theirs.per_rank_batch:
         first, second = sorted((mine, theirs), key=lambda point: point.per_rank_batch or 0)
-        change = f"From {count(first.per_rank_batch or 0)} to {count(second.per_rank_batch or 0)} samples a rank"
-    return [f"{change} {_efficiency_moves(first, second)}."]
+        change = f"From {count(first.per_rank_batch or 0)} to {count(second.per_rank_batch or 0)} samples per rank"
+    return [f"{change} {_efficiency_change(first, second)}."]
 
 
-def _efficiency_moves(first: ScalePoint, second: ScalePoint) -> str:
+def _efficiency_change(first: ScalePoint, second: ScalePoint) -> str:
     before, after = first.efficiency, second.efficiency
     if not (after.is_above(before) or after.is_below(before)):
         return (
@@ -54,7 +54,7 @@ def _efficiency_moves(first: ScalePoint, second: ScalePoint) -> str:
 
 
 def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
-    """Settings of both studies whose runs all end better in one of them."""
+    """Compares the settings of both studies in which all runs of one end better."""
     metric = analysis.metric
     if metric is None:
         return []
@@ -70,19 +70,19 @@ def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
                 f"{units.metric_title(metric).capitalize()} is {how} here with {describe(mine.values)}: {numbers}."
             )
     return found or [
-        f"Of {len(pairs)} settings in both studies none differs in {units.metric_title(metric)} beyond the range of "
-        "its runs."
+        f"None of the {len(pairs)} settings in both studies differs in {units.metric_title(metric)} beyond the range "
+        "of its runs."
     ]
 
 
 GOOD = 0.8  # efficiency
-_WORTH_A_WORD = 0.05  # of a step: what a loss must be to be explained
-_NARROW = 0.2  # an interval of a fraction that says something
-_GOOD_FIT = 0.1  # a residual with which a law describes what was measured
+_LEAST_LOSS = 0.05  # of a step: smaller losses are not explained
+_NARROW = 0.2  # largest width of an interval that is reported
+_GOOD_FIT = 0.1  # largest residual of a fit that is reported
 
 
 def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
-    """The sentences of a study, and of how it differs from another."""
+    """Returns the conclusions of a study, and how it differs from another."""
     sentences = conclude_scaling(analysis.scaling) if analysis.scaling else []
     sentences += _shared_cores(analysis) if analysis.scaling else []
     sentences += conclude_links(analysis.links) if analysis.links else []
@@ -96,17 +96,17 @@ def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
 
 
 def conclude_scaling(scaling: Scaling) -> list[str]:
-    """How far efficiency holds, what takes it, how much is gained, and what the laws say."""
+    """States the efficiency, what reduces it, the speed-up, and the fitted laws."""
     if len(scaling.points) == 1:
         return [
-            f"Runs finished on {count(scaling.points[0].ranks, 'rank')} alone: efficiency needs two numbers of ranks."
+            f"Runs finished only on {count(scaling.points[0].ranks, 'rank')}: efficiency needs two numbers of ranks."
         ]
     found = [_efficiency(scaling), _loss(scaling), _speedup(scaling), _serial(scaling), _communication(scaling)]
     return [sentence for sentence in found if sentence]
 
 
 def _efficiency(scaling: Scaling) -> str:
-    """How far it stays above GOOD, and what is there beyond."""
+    """States up to how many ranks efficiency is above GOOD, and the efficiency beyond."""
     base, *more = scaling.points
     held = [base]
     for point in more:
@@ -138,7 +138,7 @@ def _efficiency(scaling: Scaling) -> str:
 
 
 def _exposed(point: ScalePoint, base: ScalePoint) -> str:
-    """What communication takes, where it is more than on the smallest number of ranks."""
+    """States the share of exposed communication if it is larger than on the smallest number of ranks."""
     mine, before = (each.share_estimates.get(StepPart.COMMUNICATION) for each in (point, base))
     if mine is None or before is None or not mine.is_above(before):
         return ""
@@ -146,9 +146,9 @@ def _exposed(point: ScalePoint, base: ScalePoint) -> str:
 
 
 def _loss(scaling: Scaling) -> str | None:
-    """Which part of a step takes most of what is lost on the largest number of ranks."""
+    """States which part of a step causes most of the loss on the largest number of ranks."""
     base, last = scaling.points[0], scaling.points[-1]
-    if not last.efficiency.is_below(1 - _WORTH_A_WORD) or not (base.shares and last.shares):
+    if not last.efficiency.is_below(1 - _LEAST_LOSS) or not (base.shares and last.shares):
         return None
     if not (base.step_seconds and last.step_seconds and base.per_rank_batch and last.per_rank_batch):
         return None
@@ -175,7 +175,7 @@ def _speedup(scaling: Scaling) -> str:
         return f"{last.ranks} ranks are slower than {base.ranks}: {last.speedup.times()} the samples/s."
     if not last.speedup.is_above(1.0):
         pair = f"{last.ranks} ranks are faster than {base.ranks}"
-        return f"Whether {pair} cannot be told: {last.speedup.times()} the samples/s."
+        return f"The runs do not show whether {pair}: {last.speedup.times()} the samples/s."
     return f"{last.ranks} ranks have {last.speedup.times()} the samples/s of {base.ranks}."
 
 
@@ -184,10 +184,10 @@ def _serial(scaling: Scaling) -> str | None:
     if serial is None or serial.residual > _GOOD_FIT or len(scaling.points) < 3:
         return None
     if serial.fraction.high - serial.fraction.low > _NARROW or serial.fraction.value > 1:
-        return None  # the law says nothing, or does not hold: more ranks are slower
+        return None  # the fit is imprecise, or the law does not apply: more ranks are slower
     if not serial.fraction.is_above(0.0):
         most = percent(max(serial.fraction.high, 0), 1)
-        return f"By {serial.law}'s law no serial fraction can be told from none: at most {most}."
+        return f"By {serial.law}'s law the serial fraction cannot be distinguished from 0: it is at most {most}."
     limit = ""
     if serial.law == "Amdahl":
         limit = f", which no number of ranks makes more than {1 / serial.fraction.value:.3g} times as fast as one"
@@ -200,11 +200,11 @@ def _communication(scaling: Scaling) -> str | None:
         return None
     latency = max(fit.latency_seconds.value, 0.0)
     plus = f"{duration(latency)} + " if fit.latency_seconds.is_above(0.0) else ""
-    return f"Exposed communication on n ranks is {plus}{duration(fit.volume_seconds.value)} x 2 (n - 1) / n a step."
+    return f"Exposed communication on n ranks is {plus}{duration(fit.volume_seconds.value)} x 2 (n - 1) / n per step."
 
 
 def _shared_cores(analysis: Analysis) -> list[str]:
-    """Ranks without a core for each of their threads do not show how a recipe scales."""
+    """States from how many ranks on there are more ranks than cores, which limits what a scaling study shows."""
     for run in analysis.runs:  # by ranks
         facts = run.outcome.conditions
         on_host = max(Counter(facts.get("hosts") or ()).values(), default=0)
@@ -213,14 +213,13 @@ def _shared_cores(analysis: Analysis) -> list[str]:
             ranks, most = run.outcome.point.ranks, analysis.runs[-1].outcome.point.ranks
             where = f"On {count(ranks, 'rank')}" if ranks == most else f"From {count(ranks, 'rank')} on"
             return [
-                f"{where}, ranks share cores ({on_host} on the {cores} of a host), which takes efficiency that cores "
-                "of their own would not."
+                f"{where}, ranks share cores ({on_host} ranks on the {cores} cores of a host), which lowers efficiency."
             ]
     return []
 
 
 def _solution(analysis: Analysis) -> list[str]:
-    """The time to the goal on the smallest and on the fastest number of ranks."""
+    """States the time to the goal on the smallest and on the fastest number of ranks."""
     goal = analysis.definition.goal
     known = [(setting, found) for setting in analysis.settings if (found := setting.seconds_to_goal())]
     if len(known) < 2:
@@ -240,24 +239,24 @@ def _solution(analysis: Analysis) -> list[str]:
 
 
 def _exceptions(analysis: Analysis) -> list[str]:
-    """What is missing or strange: points that failed or have not run, and outliers."""
+    """States which points failed or have not run, and which are outliers."""
     runs = analysis.runs
     failed = [run for run in runs if run.outcome.state.state == "failed"]
     missing = [run for run in runs if run.outcome.state.state in ("waiting", "running", "submitted")]
-    strange = [run.id for run in runs if run.is_outlier]
+    outliers = [run.id for run in runs if run.is_outlier]
     at_once = analysis.definition.at_once
     windows = sum(len(run.outlier_windows) for run in runs) if at_once == 1 else 0
     found = []
     if at_once > 1:
-        found.append(f"{at_once} points ran at once: their times and speeds are not those of a run alone.")
+        found.append(f"{at_once} points ran at once: a single run would be faster than these times and speeds.")
     if failed:
         found.append(
             f"{len(failed)} of {len(runs)} points failed: {', '.join(run.id for run in failed[:6])}{_more(failed)}."
         )
     if missing:
         found.append(f"{len(missing)} of {len(runs)} points ha{'s' if len(missing) == 1 else 've'} not finished yet.")
-    if strange:
-        found.append(f"Outliers among repeats, marked and kept: {', '.join(strange[:6])}{_more(strange)}.")
+    if outliers:
+        found.append(f"Outliers among repeats, marked and kept: {', '.join(outliers[:6])}{_more(outliers)}.")
     if windows:
         among = sum(run.speed.n for run in runs if run.speed)
         found.append(f"{count(windows)} of {count(among)} log windows are outliers in their run; they are kept.")

@@ -1,4 +1,4 @@
-"""What a study is: its points, how far each of them goes, and the folder that holds them."""
+"""The definition of a study: its points, their goal, and the paths of its folder."""
 
 import dataclasses
 import re
@@ -18,10 +18,10 @@ _ID = re.compile(r"[\w.,+=-]*\w[\w.,+=-]*")
 
 @dataclass(frozen=True)
 class Goal:
-    """How far a point goes: some steps for its speed alone, a metric's value, or the whole recipe."""
+    """When a point ends: after some timed steps, at the value of a metric, or after the whole recipe."""
 
     kind: Literal["steps", "target", "full"]
-    steps: int | None = None  # after the warm-up, where only speed is measured
+    steps: int | None = None  # after the warm-up, if only speed is measured
     warmup_steps: int = 0
     metric: str | None = None  # as in metrics.jsonl: valid_accuracy
     target: float | None = None
@@ -34,7 +34,7 @@ class Point:
     id: str  # unique in the study, and the name of its folder: n4-r1
     ranks: int
     overrides: tuple[str, ...]  # on top of the study's own
-    values: Mapping[str, Any]  # what is varied, by key: {"ranks": 4}, {"batch.global": 256, "optim.name": "lars"}
+    values: Mapping[str, Any]  # the varied values, by key: {"ranks": 4}, {"batch.global": 256, "optim.name": "lars"}
     repeat: int  # counted from 1
     seed: int
 
@@ -45,15 +45,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Definition:
-    """All that is known of a study before its first run."""
+    """Everything that is known about a study before its first run."""
 
     kind: Kind
     recipe: str  # as it was given
     overrides: tuple[str, ...]
     goal: Goal
     points: tuple[Point, ...]  # in the order in which they run
-    mode: Mode | None = None  # of a study of ranks: the batch of a rank stays, or that of all ranks
-    at_once: int = 1  # points that ran beside each other, and so took longer than alone
+    mode: Mode | None = None  # of a scaling study: weak fixes the per-rank batch, strong the global batch
+    at_once: int = 1  # points that ran at the same time, and so took longer than alone
     on: str | None = None  # a scheduler or a site; None: ranks are started here, or inside this allocation
     created: str = ""
     launch_line: str = ""
@@ -63,15 +63,15 @@ class Definition:
 
 @dataclass(frozen=True)
 class PointState:
-    """How a point stands; what it has measured is in its run folder."""
+    """The state of a point; its measurements are in its run folder."""
 
     state: Literal["waiting", "running", "submitted", "finished", "failed"] = "waiting"
-    reason: str | None = None  # of a failure, in a line
+    reason: str | None = None  # of a failure, in one line
     attempts: int = 0
     started: str | None = None
     ended: str | None = None
     launch_line: str | None = None
-    job: str | None = None  # the scheduler's name for it
+    job: str | None = None  # the job id of the scheduler
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class StudyFolder:
 
 
 def write_definition(folder: StudyFolder, definition: Definition) -> None:
-    """Write the definition of a study, from which an interrupted study resumes."""
+    """Writes study.json, from which an interrupted study resumes."""
     write_dataclass(folder.definition, definition, indent=1)
 
 
 def read_definition(folder: StudyFolder) -> Definition:
-    """The definition of the study in a folder."""
+    """Reads study.json; raises FolderError if the folder holds no study."""
     try:
         return read_dataclass(folder.definition, Definition)
     except (OSError, ValueError) as error:
@@ -121,17 +121,17 @@ def read_definition(folder: StudyFolder) -> Definition:
 
 
 def write_state(folder: StudyFolder, point: str, state: PointState) -> None:
-    """Note how a point stands."""
+    """Writes the state of a point."""
     folder.state(point).parent.mkdir(exist_ok=True)
     write_dataclass(folder.state(point), state, indent=1)
 
 
 def read_state(folder: StudyFolder, point: str) -> PointState:
-    """How a point stands; one of which nothing is known waits."""
+    """Reads the state of a point; `waiting` if none was written."""
     path = folder.state(point)
     try:
         return read_dataclass(path, PointState)
     except OSError:
         return PointState()
     except ValueError as error:
-        raise FolderError(f"{path} is damaged ({error}). Remove it, and the point runs again.") from error
+        raise FolderError(f"{path} is damaged ({error}). Remove it to run the point again.") from error

@@ -8,16 +8,16 @@ import numpy as np
 from tutti import units
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.definition import Definition, Mode
-from tutti.study.outcome import PointOutcome, Window, shares_together
+from tutti.study.outcome import PointOutcome, Window, combined_shares
 
 DRAWS = 1000
 LEVEL = 0.95
-_SEED = 20  # intervals of the same numbers are the same in every report
+_SEED = 20  # fixed, so that a report has the same intervals each time
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and the interval that holds it at LEVEL."""
+    """A number and its confidence interval at LEVEL."""
 
     value: float
     low: float
@@ -32,26 +32,26 @@ class Estimate:
         return f"{units.interval(lambda ratio: f'{ratio:.2f}', self.value, self.low, self.high)} times"
 
     def is_above(self, other: "Estimate | float") -> bool:
-        """Whether it is larger beyond both intervals."""
+        """Returns whether it is larger and the intervals do not overlap."""
         return self.low > (other.high if isinstance(other, Estimate) else other)
 
     def is_below(self, other: "Estimate | float") -> bool:
-        """Whether it is smaller beyond both intervals."""
+        """Returns whether it is smaller and the intervals do not overlap."""
         return self.high < (other.low if isinstance(other, Estimate) else other)
 
 
 @dataclass(frozen=True)
 class SerialFraction:
-    """The part of the work that more ranks do not make faster, by Amdahl's law or by Gustafson's."""
+    """The serial fraction of the work by Amdahl's or Gustafson's law."""
 
     law: str
     fraction: Estimate
-    residual: float  # root mean square, as a part of what was measured
+    residual: float  # root mean square of relative deviations
 
 
 @dataclass(frozen=True)
 class CommunicationFit:
-    """Exposed seconds a step on n ranks = latency + volume * 2 (n - 1) / n."""
+    """Exposed communication per step on n ranks = latency + volume * 2 (n - 1) / n."""
 
     latency_seconds: Estimate
     volume_seconds: Estimate
@@ -62,7 +62,7 @@ class CommunicationFit:
 
 
 def ring_volume(ranks: float) -> float:
-    """What a link carries in an all-reduce over a ring, as a multiple of the message."""
+    """The data that a link carries in a ring all-reduce, as a multiple of the message size."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -72,7 +72,7 @@ def median_of_runs(runs: Sequence[Sequence[float]]) -> float:
 
 
 def draw_medians(runs: Sequence[Sequence[float]], key: int, draws: int = DRAWS) -> np.ndarray:
-    """What `median_of_runs` gives when runs, and windows within them, are drawn anew with replacement."""
+    """Bootstrap distribution of `median_of_runs`: runs, and windows within them, are resampled with replacement."""
     generator = np.random.default_rng([_SEED, key])
     chosen = generator.integers(len(runs), size=(len(runs), draws))
     medians = np.empty(chosen.shape)
@@ -83,24 +83,24 @@ def draw_medians(runs: Sequence[Sequence[float]], key: int, draws: int = DRAWS) 
 
 
 def estimate(value: float, draws: np.ndarray) -> Estimate:
-    """A value with the middle of its draws as interval."""
+    """Returns a value with the central LEVEL of its bootstrap draws as interval."""
     edge = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(draws, [edge, 100 - edge])
     return Estimate(float(value), float(low), float(high))
 
 
 def fit_amdahl(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> SerialFraction | None:
-    """Time of a fixed amount of work = serial + parallel / ranks, from samples/s by ranks."""
+    """Fits the time of a fixed amount of work = serial + parallel / ranks to samples/s by ranks."""
     return _fit_serial("Amdahl", speeds, draws, lambda n: 1 / n, lambda speed: 1 / speed)
 
 
 def fit_gustafson(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> SerialFraction | None:
-    """Work done in a fixed time = serial + parallel * ranks, from samples/s by ranks."""
+    """Fits the work in a fixed time = serial + parallel * ranks to samples/s by ranks."""
     return _fit_serial("Gustafson", speeds, draws, lambda n: n, lambda speed: speed)
 
 
 def fit_communication(seconds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> CommunicationFit | None:
-    """Exposed seconds a step by ranks; one rank alone has none, and two numbers of ranks are the least."""
+    """Fits exposed seconds per step by ranks; None with fewer than two numbers of ranks above 1."""
     ranks = sorted(n for n in seconds if n > 1 and seconds[n] > 0)
     if len(ranks) < 2:
         return None
@@ -122,7 +122,7 @@ def _fit_serial(law, speeds, draws, of_ranks, of_speed) -> SerialFraction | None
 
 
 def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Intercept, slope and relative residual of each column of y, by least squares of relative deviations."""
+    """Returns intercept, slope and relative residual of each column of y, by least squares of relative deviations."""
     weights = 1 / np.maximum(np.abs(y), 1e-300) ** 2
     x = np.broadcast_to(x[:, None], y.shape)
     total = weights.sum(0)
@@ -134,10 +134,10 @@ def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _redrawn_medians(ordered: np.ndarray, generator: np.random.Generator, draws: int) -> np.ndarray:
-    """Medians of `draws` samples with replacement, each as large as `ordered`.
+    """Returns medians of `draws` samples with replacement, each as large as `ordered`.
 
-    A value drawn with replacement is `ordered[floor(n * u)]` for a uniform u, and the middle one of n uniform numbers
-    has a beta distribution: so a median is drawn at once, without the n values around it.
+    A value drawn with replacement is `ordered[floor(n * u)]` for a uniform u, and the median of n uniform numbers has
+    a beta distribution. So a median is drawn directly, without the other n - 1 values.
     """
     n = len(ordered)
     lower = (n + 1) // 2  # counted from 1
@@ -149,7 +149,7 @@ def _redrawn_medians(ordered: np.ndarray, generator: np.random.Generator, draws:
 
 @dataclass(frozen=True)
 class ScalePoint:
-    """A number of ranks, from all its finished repeats."""
+    """The results on a number of ranks, from all finished repeats."""
 
     ranks: int
     global_batch: int | None
@@ -158,13 +158,13 @@ class ScalePoint:
     windows: int
     speed: Estimate  # samples/s of all ranks
     speedup: Estimate  # against the smallest number of ranks
-    efficiency: Estimate  # speed-up by how many times as many ranks there are
-    shares: Mapping[StepPart, float]  # by SHARES; empty where phases were not kept
+    efficiency: Estimate  # speed-up divided by the ratio of ranks
+    shares: Mapping[StepPart, float]  # by SHARES; empty if phases were not recorded
     share_estimates: Mapping[StepPart, Estimate]  # the same, as medians of windows
     step_seconds: float | None
 
     def seconds(self, part: StepPart) -> Estimate | None:
-        """What a part takes of a step."""
+        """The time of a part of a step."""
         if self.step_seconds is None or part not in self.share_estimates:
             return None
         share = self.share_estimates[part]
@@ -173,7 +173,7 @@ class ScalePoint:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A study of ranks."""
+    """The results of a scaling study."""
 
     mode: Mode | None
     points: tuple[ScalePoint, ...]  # by ranks
@@ -185,7 +185,7 @@ class Scaling:
 
 
 def measure_scaling(definition: Definition, outcomes: Sequence[PointOutcome]) -> Scaling | None:
-    """The scaling of all numbers of ranks with a finished run; None where there is none."""
+    """Computes speed-up and efficiency of all numbers of ranks with a finished run; None without any."""
     runs: dict[int, list[PointOutcome]] = {}
     for outcome in outcomes:
         if outcome.is_finished and outcome.windows:
@@ -203,7 +203,7 @@ def measure_scaling(definition: Definition, outcomes: Sequence[PointOutcome]) ->
 def _point(
     runs: Sequence[PointOutcome], more: float, speeds: tuple[float, float], draws: tuple[np.ndarray, np.ndarray]
 ) -> ScalePoint:
-    """One number of ranks, `more` times the smallest, with the speeds of both."""
+    """Returns the results on a number of ranks that is `more` times the smallest, from the speeds of both."""
     first = runs[0]
     batch = first.plan.get("global_batch")
     speedup, drawn = speeds[0] / speeds[1], draws[0] / draws[1]
@@ -216,7 +216,7 @@ def _point(
         speed=estimate(speeds[0], draws[0]),
         speedup=estimate(speedup, drawn),
         efficiency=estimate(speedup / more, drawn / more),
-        shares=shares_together(window for run in runs for window in run.windows),
+        shares=combined_shares(window for run in runs for window in run.windows),
         share_estimates=_share_estimates(runs),
         step_seconds=batch / speeds[0] if batch else None,
     )
@@ -230,13 +230,13 @@ def _share_estimates(runs: Sequence[PointOutcome]) -> dict[StepPart, Estimate]:
 
 
 def _medians(runs, of_window) -> tuple[dict[int, float], dict[int, np.ndarray]]:
-    """By ranks, the median over runs of what a window shows, and its draws."""
+    """Returns by ranks the median over runs of a quantity of a window, and its bootstrap draws."""
     values = {n: [[of_window(w, run) for w in run.windows] for run in group] for n, group in runs.items()}
     return {n: median_of_runs(each) for n, each in values.items()}, {n: draw_medians(v, n) for n, v in values.items()}
 
 
 def _with_phases(runs: Mapping[int, Sequence[PointOutcome]]) -> dict[int, list[PointOutcome]]:
-    """The runs whose windows all have shares."""
+    """Selects the runs whose windows all have shares."""
     kept = {n: [run for run in group if all(w.shares for w in run.windows)] for n, group in runs.items()}
     return {n: group for n, group in kept.items() if group and all("global_batch" in run.plan for run in group)}
 

@@ -1,4 +1,4 @@
-"""How the ranks of a point are started: on this machine, or as a step of the allocation of this process."""
+"""How the ranks of a point are started: on this machine, or as a step of the current allocation."""
 
 import shlex
 import sys
@@ -22,8 +22,8 @@ from tutti.runs.record import describe_failure, is_after, read_record
 _LONGEST_REASON = 300
 
 
-def reason_of(run: RunFolder, since: str, code: int, log: Path) -> str:
-    """Why a run failed, in one line: what its record says since a start, or else how its process ended."""
+def failure_reason(run: RunFolder, since: str, code: int, log: Path) -> str:
+    """Returns in one line why a run failed: from its record if written since the start, else from its exit code."""
     record = read_record(run.record) or {}
     if "failure" in record and is_after(record.get("ended"), since):
         return describe_failure(record)[:_LONGEST_REASON]
@@ -37,25 +37,25 @@ _NODE_FILES = ("PBS_NODEFILE", "COBALT_NODEFILE")
 
 
 class Executor(Protocol):
-    """A way to start ranks."""
+    """Starts the ranks of a point."""
 
     @property
     def most(self) -> int | None:
-        """Ranks that there is room for, where that is known."""
+        """The largest number of ranks, if known."""
         ...
 
     def command(self, folder: Path, ranks: int) -> list[str]:
-        """What trains in a run folder on a number of ranks."""
+        """Returns the command that trains in a run folder on a number of ranks."""
         ...
 
     def describe(self) -> str:
-        """For people: where the ranks are."""
+        """Describes in words where the ranks run."""
         ...
 
 
 @dataclass(frozen=True)
 class Local:
-    """Ranks on this machine."""
+    """Starts ranks on this machine."""
 
     most: int | None = None
 
@@ -68,7 +68,7 @@ class Local:
 
 @dataclass(frozen=True)
 class SlurmSteps:
-    """Ranks on the nodes of a Slurm job, each point a step of it."""
+    """Starts each point as a step of the current Slurm job."""
 
     sizes: tuple[int, ...]  # ranks on each node
     cores_per_rank: int | None = None
@@ -80,27 +80,27 @@ class SlurmSteps:
     def command(self, folder: Path, ranks: int) -> list[str]:
         per_node = min(ranks, max(self.sizes))
         nodes = self._nodes(ranks)
-        wishes = Wishes(nodes=nodes, ranks=ranks, ranks_per_node=per_node, cores_per_rank=self.cores_per_rank)
+        requested = Wishes(nodes=nodes, ranks=ranks, ranks_per_node=per_node, cores_per_rank=self.cores_per_rank)
         site = load_site("slurm", None)
-        line = launcher_command(site, settle(wishes, site, folder.name), ())
+        line = launcher_command(site, settle(requested, site, folder.name), ())
         return [*shlex.split(line), *_TUTTI, "train", str(folder)]
 
     def describe(self) -> str:
         return f"as steps on {len(self.sizes)} nodes of this Slurm job"
 
     def _nodes(self, ranks: int) -> int:
-        """The fewest nodes that have room for the ranks, the largest first."""
-        room = 0
+        """Returns the smallest number of nodes that fits the ranks, largest nodes first."""
+        capacity = 0
         for number, size in enumerate(sorted(self.sizes, reverse=True), start=1):
-            room += size
-            if room >= ranks:
+            capacity += size
+            if capacity >= ranks:
                 return number
         return len(self.sizes)
 
 
 @dataclass(frozen=True)
 class MpiSteps:
-    """Ranks on the hosts of an allocation that mpirun knows."""
+    """Starts each point by mpirun on the hosts of the current allocation."""
 
     hosts: int
     ranks_per_node: int
@@ -117,7 +117,7 @@ class MpiSteps:
 
 
 def choose_executor(env: Mapping[str, str], ranks_per_node: int | None = None) -> Executor:
-    """Steps where this process is in an allocation of several nodes, ranks of this machine otherwise."""
+    """Chooses steps inside an allocation of several nodes, and this machine otherwise."""
     placement = discover(env)
     if placement.world_size > 1:
         raise LaunchError(
@@ -125,7 +125,7 @@ def choose_executor(env: Mapping[str, str], ranks_per_node: int | None = None) -
             "of its points itself. Call it once, without a launcher."
         )
     nodes = int(env.get("SLURM_JOB_NUM_NODES", 1))
-    # Only on a node of the job has Slurm told its name: the shell of salloc may be on the login host.
+    # Slurm sets SLURMD_NODENAME on nodes of the job only: the shell of salloc may be on the login host.
     if "SLURM_JOB_ID" in env and (nodes > 1 or "SLURMD_NODENAME" not in env):
         sizes = tasks_per_node(env.get("SLURM_TASKS_PER_NODE", f"1(x{nodes})"))
         cores = env.get("SLURM_CPUS_PER_TASK", "")
@@ -144,17 +144,17 @@ def choose_executor(env: Mapping[str, str], ranks_per_node: int | None = None) -
     return Local()
 
 
-def check_room(executor: Executor, ranks: int) -> None:
-    """Refuse more ranks than an allocation has room for."""
+def check_capacity(executor: Executor, ranks: int) -> None:
+    """Raises LaunchError for more ranks than the allocation has."""
     if executor.most is not None and ranks > executor.most:
         raise LaunchError(
-            f"{ranks} ranks {executor.describe()}: expected {executor.most} at most. Ask for fewer ranks, say how many "
-            "a node takes with --ranks-per-node, or get a larger allocation."
+            f"{ranks} ranks {executor.describe()}: expected {executor.most} at most. Use fewer ranks, set the "
+            "ranks of a node with --ranks-per-node, or get a larger allocation."
         )
 
 
 def check_at_once(executor: Executor, at_once: int | None) -> None:
-    """Refuse points beside each other where each has the whole allocation."""
+    """Raises LaunchError for concurrent points where each uses the whole allocation."""
     if at_once is None:
         return
     if at_once < 1:
@@ -167,9 +167,9 @@ def check_at_once(executor: Executor, at_once: int | None) -> None:
 
 
 def step_environment(env: Mapping[str, str], sharing: int = 1) -> dict[str, str]:
-    """The environment of a point; what the job says of ranks on a node is not true of every step.
+    """Returns the environment of a point, without the job's numbers of tasks, which do not apply to every step.
 
-    `sharing` ranks of points that run at once share the cores of this machine.
+    `sharing` is the number of ranks of concurrent points that share the cores of this machine.
     """
     given = {name: value for name, value in env.items() if name not in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")}
     if sharing > 1:
@@ -177,7 +177,7 @@ def step_environment(env: Mapping[str, str], sharing: int = 1) -> dict[str, str]
     return given
 
 
-def as_typed(command: list[str]) -> str:
-    """A command as a user would type it."""
+def command_line(command: list[str]) -> str:
+    """Returns a command as a user would type it."""
     line, module = shlex.join(command), shlex.join(_TUTTI)
     return line.replace(module, "tutti", 1)

@@ -1,4 +1,4 @@
-"""The folder of a study made, with the configuration of every point; found again, and held by one process at a time."""
+"""Creates the folder of a study with the configuration of every point, finds it again, and locks it."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ _LOCK = ".lock"
 
 
 def make_study(out: str, name: str, definition: Definition, checked: Sequence[Checked]) -> StudyFolder:
-    """Make `out/studies/NAME/DATE_TIME_KIND` with all that its points need; the definition comes last."""
+    """Creates `out/studies/NAME/DATE_TIME_KIND` with the run folder of each point; study.json is written last."""
     check_writable(out)
     kind = f"{definition.kind}_{definition.mode}" if definition.mode else definition.kind
     stamp = f"{datetime.now():%Y-%m-%d_%H%M%S}_{kind}"
@@ -39,21 +39,21 @@ def make_study(out: str, name: str, definition: Definition, checked: Sequence[Ch
 
 
 def find_study(given: str, kind: Kind, out: str) -> StudyFolder:
-    """The study that `--resume` means: a folder, or the newest one (latest)."""
+    """Returns the study that `--resume` names: a folder, or `latest`."""
     if given != "latest":
         return StudyFolder(Path(given))
     found = sorted(Path(out, STUDIES).rglob(f"*_{kind}*/study.json"), key=lambda path: path.parent.name)
     if not found:
         raise FolderError(
             f"--resume: there is no study of tutti {kind} in {Path(out, STUDIES)}. Give the folder of one, "
-            "or the place of all runs with --out."
+            "or the folder of all runs with --out."
         )
     return StudyFolder(found[-1].parent)
 
 
 @contextlib.contextmanager
-def held(folder: StudyFolder) -> Iterator[None]:
-    """Refuse a study that another process runs; the kernel lets go of it when this one ends, however it does."""
+def lock_study(folder: StudyFolder) -> Iterator[None]:
+    """Raises FolderError if another process runs the study; the kernel releases the lock when this process ends."""
     handle = os.open(folder.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -70,7 +70,7 @@ def held(folder: StudyFolder) -> Iterator[None]:
 
 
 def clear_run(folder: StudyFolder, point: str) -> None:
-    """Leave nothing of a run but its configuration, so that it begins anew."""
+    """Deletes everything in a run folder except the configuration."""
     run = folder.run(point)
     for path in run.path.iterdir():
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""What measured links say of a study of ranks: one all-reduce of the gradients beside the communication of a step.
+"""Compares the exposed communication of a scaling study with an all-reduce of the gradients over measured links.
 
 Light: imports no torch.
 """
@@ -17,23 +17,23 @@ from tutti.runs.step_parts import StepPart
 from tutti.study.efficiency import Estimate, ScalePoint, Scaling
 from tutti.study.outcome import PointOutcome
 
-NEAR = 0.15  # as a part of an all-reduce: exposed communication that is as far away may be it
+NEAR = 0.15  # relative difference up to which exposed communication and an all-reduce are the same
 _ELSEWHERE = "Run `tutti bench collectives --operations all_reduce` where the ranks of the study were"
 
 
 @dataclass(frozen=True)
 class AllReduceComparison:
-    """The gradients of a step averaged over a number of ranks: as the links would have it, and as it was."""
+    """The time of an all-reduce of the gradients by the model of links, and the exposed time that was measured."""
 
     ranks: int
     gradient_bytes: int
-    seconds: float  # of one all-reduce, by the model of collectives
-    is_measured: bool  # whether collectives were measured on as many ranks
-    exposed: Estimate  # seconds of a step
+    seconds: float  # of one all-reduce, by the model of `tutti bench collectives`
+    is_measured: bool  # whether collectives were measured on this number of ranks
+    exposed: Estimate  # seconds per step
 
     @property
     def ratio(self) -> Estimate:
-        """What is exposed, as a part of the all-reduce."""
+        """Exposed time over the time of the all-reduce."""
         return Estimate(*(each / self.seconds for each in (self.exposed.value, self.exposed.low, self.exposed.high)))
 
     @property
@@ -43,7 +43,7 @@ class AllReduceComparison:
 
 @dataclass(frozen=True)
 class Links:
-    """A measurement of collectives, and what it says of the points of a study."""
+    """A measurement of collectives, compared with the points of a study."""
 
     source: str
     comparisons: tuple[AllReduceComparison, ...]  # by ranks
@@ -53,7 +53,7 @@ class Links:
 
 
 def match_links(given: Path, scaling: Scaling, outcomes: Sequence[PointOutcome]) -> Links:
-    """What a measurement of collectives says of a study; an error where it says nothing of any of its points."""
+    """Compares a measurement of collectives with a study; raises ConfigError if it applies to none of its points."""
     model, conditions = _read(given)
     comparisons, reasons = [], []
     for point in scaling.points:
@@ -65,12 +65,12 @@ def match_links(given: Path, scaling: Scaling, outcomes: Sequence[PointOutcome])
         else:
             comparisons.append(_compare(model, point, run))
     if reasons and not comparisons:
-        raise ConfigError(f"--collectives {given} says nothing of this study. On {'; on '.join(reasons)}.")
+        raise ConfigError(f"--collectives {given} does not apply to this study. On {'; on '.join(reasons)}.")
     return Links(str(given), tuple(comparisons))
 
 
 def conclude_links(links: Links) -> list[str]:
-    """Whether an all-reduce explains what is exposed on the largest number of ranks."""
+    """States whether an all-reduce explains the exposed communication on the largest number of ranks."""
     if not links.comparisons:
         return []
     last = links.comparisons[-1]
@@ -78,25 +78,25 @@ def conclude_links(links: Links) -> list[str]:
     whole = f"An all-reduce of {last.size} on {last.ranks} ranks takes {units.duration(last.seconds)} {by}"
     exposed, ratio = units.duration(last.exposed.value), last.ratio
     if ratio.is_above(1 + NEAR):
-        return [f"{whole}; {exposed} a step are exposed, {ratio.value:.2f} times as long: links do not explain it."]
+        return [f"{whole}; {exposed} per step are exposed, {ratio.value:.2f} times as long: links do not explain it."]
     if ratio.is_below(1 - NEAR):
         part = units.percent(ratio.value)
-        return [f"{whole}; {exposed} a step are exposed, {part} of it: the rest is hidden behind computing."]
+        return [f"{whole}; {exposed} per step are exposed, {part} of it: the rest is hidden behind compute."]
     if abs(ratio.value - 1) <= NEAR:
         part = units.percent(ratio.value)
-        return [f"{whole}; the {exposed} a step that are exposed are {part} of it: hardly any of it is hidden."]
+        return [f"{whole}; {exposed} per step are exposed, {part} of it: almost nothing is hidden behind compute."]
     ends = f"{units.duration(last.exposed.low)} to {units.duration(last.exposed.high)}"
-    return [f"{whole}; {ends} a step are exposed: how much of it is hidden cannot be told."]
+    return [f"{whole}; {ends} per step are exposed: the interval is too wide to tell how much is hidden."]
 
 
 def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
-    """The model of an all-reduce, and the conditions under which it was measured."""
+    """Reads the model of all-reduce and the conditions of its measurement."""
     path = given / FILE if given.is_dir() else given
     try:
         models, conditions = read_models(path), read_conditions(path)
     except (OSError, ValueError) as error:
         raise FolderError(
-            f"--collectives {given}: {path} is no measurement of collectives ({error}): expected a run folder of "
+            f"--collectives {given}: {path} is not a measurement of collectives ({error}): expected a run folder of "
             f"`tutti bench collectives`, or the {FILE} in it."
         ) from error
     if "all_reduce" not in models:
@@ -106,13 +106,13 @@ def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
 
 
 def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run: PointOutcome) -> str | None:
-    """Why a measurement says nothing of a point."""
+    """Returns why a measurement does not apply to a point; None if it does."""
     size, hosts = run.plan.get("gradient_bytes"), len(set(run.conditions.get("hosts", ())))
     on_cpu = run.conditions.get("device") == "cpu"
     if not size:
-        return "the record does not say that gradients are averaged, and how large they are. Run the study again"
+        return "the record does not contain the size of the gradients. Run the study again"
     if point.seconds(StepPart.COMMUNICATION) is None:
-        return "the time of communication was not kept. Run the study with log.phases=true"
+        return "the time of communication was not recorded. Run the study with log.phases=true"
     device = conditions.get("device", "cpu")
     if on_cpu != (device == "cpu"):
         return f"collectives were measured on {device}, and the study ran on another device. {_ELSEWHERE}"
@@ -120,7 +120,7 @@ def _why_not(model: Model, conditions: Mapping[str, Any], point: ScalePoint, run
         measured = "one host" if hosts > 1 else "several hosts"
         return f"collectives were measured on ranks of {measured}, and these are on {hosts}. {_ELSEWHERE}"
     if on_cpu and hosts == 1 and point.ranks * size <= MOST_DIRECT_BYTES:
-        return "gradients as small as these pass through the memory of their host, and through no collective"
+        return "gradients as small as these are averaged in shared memory, without a collective"
     return None
 
 

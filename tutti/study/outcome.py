@@ -1,4 +1,4 @@
-"""The outcome of a point: what its run folder holds, and its speed, shares, metrics, goal and collapse."""
+"""The outcome of a point: the content of its run folder, and its speed, shares, metrics, goal and collapse."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ _NEEDED = {"step": ("step", "seconds", "loss", "samples_per_second"), "epoch": (
 class Window:
     """A log window after the warm-up."""
 
-    step: int  # the last one
+    step: int  # the last of the window
     seconds: float
     samples_per_second: float
-    shares: Mapping[StepPart, float]  # by SHARES; empty where phases were not kept
+    shares: Mapping[StepPart, float]  # by SHARES; empty if phases were not recorded
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """One run, ready to be compared with others."""
+    """The content of one run folder."""
 
     point: Point
     state: PointState
@@ -65,12 +65,12 @@ class PointOutcome:
 
 
 def read_outcomes(folder: StudyFolder, definition: Definition) -> list[PointOutcome]:
-    """The outcomes of all points, in the order of the definition; those that have not run have no windows."""
+    """Reads the outcomes of all points in the order of the definition; points that have not run have no windows."""
     return [_read(folder, definition, point) for point in definition.points]
 
 
 def shares_of(events: Iterable[Mapping[str, Any]]) -> dict[StepPart, float]:
-    """The shares of log windows together; none where phases were not kept."""
+    """Returns the shares of step parts over several log events; empty if phases were not recorded."""
     known = [event for event in events if "forward_seconds" in event]
     seconds = sum(event.get("seconds") or 0.0 for event in known)
     if not seconds:
@@ -85,8 +85,8 @@ def _parts(share: StepPart) -> tuple[StepPart, ...]:
     return COMPUTE if share is StepPart.COMPUTE else (share,)
 
 
-def shares_together(windows: Iterable[Window]) -> dict[StepPart, float]:
-    """The shares of windows together, each by its time; none where phases were not kept."""
+def combined_shares(windows: Iterable[Window]) -> dict[StepPart, float]:
+    """Returns the shares of step parts over several windows, weighted by time; empty if phases were not recorded."""
     known = [window for window in windows if window.shares]
     seconds = sum(window.seconds for window in known)
     return {name: sum(w.shares[name] * w.seconds for w in known) / seconds for name in SHARES} if known else {}
@@ -121,7 +121,7 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> PointOut
 
 
 def _check_event(event: Mapping[str, Any], path: Path) -> None:
-    """Refuse an event without the values that figures are made of."""
+    """Raises FolderError for an event without the required values."""
     missing = [key for key in _NEEDED.get(event.get("event", ""), ("event",)) if event.get(key) is None]
     if missing:
         raise FolderError(
@@ -138,7 +138,7 @@ def _window(event: Mapping[str, Any]) -> Window:
     return Window(event["step"], event["seconds"], event["samples_per_second"], shares_of([event]))
 
 
-_OUTLIER = 3.5  # median absolute deviations, scaled as a standard deviation is
+_OUTLIER = 3.5  # scaled median absolute deviations
 _NORMAL = 1.4826
 _NEAR_CHANCE = 1.5  # a final accuracy up to this many times chance is no better than chance
 NOT_FINITE = "the loss is not finite"
@@ -146,14 +146,14 @@ NOT_FINITE = "the loss is not finite"
 
 @dataclass(frozen=True)
 class Summary:
-    """Several measurements of one thing."""
+    """Statistics of several measurements of one quantity."""
 
     n: int
     mean: float
     median: float
-    low: float  # the least
-    high: float  # the largest
-    deviation: float  # standard, 0 for one alone
+    low: float  # minimum
+    high: float  # maximum
+    deviation: float  # standard deviation, 0 for one measurement
 
     def metric(self, name: str) -> str:
         """The mean of a metric with its range and the number of runs: `97.12% (96.80% to 97.40%) in 3 runs`."""
@@ -164,7 +164,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a run came to its goal."""
+    """When a run reached its goal."""
 
     epoch: int
     step: int
@@ -173,7 +173,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class RunFigures:
-    """One run in figures; what was not measured is None or empty."""
+    """The numbers of one run; what was not measured is None or empty."""
 
     outcome: PointOutcome
     speed: Summary | None = None  # samples/s, over windows
@@ -191,7 +191,7 @@ class RunFigures:
 
 
 def summarise(values: Sequence[float]) -> Summary | None:
-    """The middle and the spread of values; None where there are none."""
+    """Returns the statistics of values; None if there are none."""
     if not values:
         return None
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
@@ -199,9 +199,9 @@ def summarise(values: Sequence[float]) -> Summary | None:
 
 
 def find_outliers(values: Sequence[float], least: float = 0.01) -> list[bool]:
-    """Which of three or more values are away from the median by 3.5 scaled median absolute deviations.
+    """Returns which of three or more values differ from the median by 3.5 scaled median absolute deviations.
 
-    And by `least` as a part of it: of a few values two are often close by chance, and the third is then far.
+    They must also differ by `least` relative to it, because two of a few values are often close by chance.
     """
     if len(values) < 3:
         return [False] * len(values)
@@ -211,7 +211,7 @@ def find_outliers(values: Sequence[float], least: float = 0.01) -> list[bool]:
 
 
 def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
-    """One run in figures; only of a run that has finished are speed and goal told."""
+    """Computes the numbers of a run; speed and goal only for a finished run."""
     if not outcome.is_finished:
         return RunFigures(outcome, collapse=find_collapse(outcome))
     speeds = [window.samples_per_second for window in outcome.windows]
@@ -220,7 +220,7 @@ def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
         outcome,
         speed=summarise(speeds),
         outlier_windows=tuple(w.step for w, is_marked in zip(outcome.windows, marked, strict=True) if is_marked),
-        shares=shares_together(outcome.windows),
+        shares=combined_shares(outcome.windows),
         final=dict(outcome.epochs[-1].metrics) if outcome.epochs else {},
         best=_best(outcome),
         reached=_reached(outcome, goal),
@@ -229,10 +229,10 @@ def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
 
 
 def find_collapse(outcome: PointOutcome) -> str | None:
-    """Why a run counts as collapsed: a loss that is not finite or above its start, or an accuracy near chance.
+    """Returns why a run counts as collapsed: a loss that is not finite or above its start, or an accuracy near chance.
 
-    Chance is the accuracy before the first step or exp(-loss) there, which is one in the number of classes,
-    whichever is larger.
+    Chance is the larger of the accuracy before the first step and exp(-loss) there, which is 1 over the number of
+    classes.
     """
     losses = [loss for _, _, loss in outcome.losses]
     if outcome.has_diverged or not all(map(math.isfinite, losses)):
@@ -258,7 +258,7 @@ def _best(outcome: PointOutcome) -> dict[str, float]:
 
 
 def _reached(outcome: PointOutcome, goal: Goal) -> Reached | None:
-    """The first epoch at the target, or the last one where the whole recipe is the goal."""
+    """Returns the first epoch at the target, or the last one if the goal is the whole recipe."""
     found = outcome.epochs[-1:]
     if goal.metric is not None and goal.target is not None:
         target = {goal.metric: goal.target}

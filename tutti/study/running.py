@@ -1,4 +1,4 @@
-"""The points of a study run one after another, or some at once; an interrupted study goes on with what is missing.
+"""Runs the points of a study one after another, or several at once; an interrupted study resumes.
 
 Light: imports no torch.
 """
@@ -15,20 +15,20 @@ from tutti.launch.supervisor import LocalProcess, end_processes, wait_for_any
 from tutti.runs.listing import read_state as read_run_state
 from tutti.runs.record import now
 from tutti.study.definition import Definition, Goal, Point, PointState, StudyFolder, read_state, write_state
-from tutti.study.executors import Executor, as_typed, reason_of, step_environment
+from tutti.study.executors import Executor, command_line, failure_reason, step_environment
 from tutti.study.folder import clear_run
 
-Next = Literal["nothing", "note", "begin", "go on"]
-LOG = "point.log"  # in the logs of a point: all that it has printed
-_SAVING_SECONDS = 60.0  # in which a run that is terminated writes its checkpoint
-_POLL_SECONDS = 0.1  # of several runs
+Next = Literal["nothing", "record", "start", "resume"]
+LOG = "point.log"  # in the logs of a point: its standard output and error
+_SAVING_SECONDS = 60.0  # in which a terminated run writes its checkpoint
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class PointProgress:
-    """Where a study stands when a point begins or has ended."""
+    """The progress of a study when a point starts or ends."""
 
-    number: int  # of the point among those that are run now, from 1
+    number: int  # of the point among those of this call, from 1
     of: int
     point: Point
 
@@ -46,16 +46,16 @@ class StudyObserver(Protocol):
 
 
 def decide(state: PointState, goal: Goal, run_state: str | None, has_checkpoint: bool, retry: bool) -> Next:
-    """What is left to do for a point: a timed run starts again from the beginning, any other run resumes if it can."""
+    """Returns what remains to do for a point: a timed run starts again, any other resumes from its checkpoint."""
     if state.state == "finished" or (state.state == "failed" and not retry):
         return "nothing"
-    if run_state == "finished":  # this process was killed before it could note it
-        return "note"
-    return "go on" if goal.kind != "steps" and has_checkpoint else "begin"
+    if run_state == "finished":  # the study was killed before it recorded that
+        return "record"
+    return "resume" if goal.kind != "steps" and has_checkpoint else "start"
 
 
-def what_is_left(folder: StudyFolder, definition: Definition, retry: bool) -> list[tuple[Point, Next]]:
-    """The points that are not done yet, in their order."""
+def remaining_points(folder: StudyFolder, definition: Definition, retry: bool) -> list[tuple[Point, Next]]:
+    """Returns the points that are not done, in their order."""
     found = []
     for point in definition.points:
         run = folder.run(point.id)
@@ -70,21 +70,21 @@ def run_study(
     folder: StudyFolder,
     definition: Definition,
     executor: Executor,
-    teller: StudyObserver,
+    observer: StudyObserver,
     retry: bool = False,
     at_once: int = 1,
 ) -> None:
-    """Run what is left of a study, some points at once. A point that fails is noted, and the next one runs."""
-    left = what_is_left(folder, definition, retry)
-    for point in [point for point, following in left if following == "note"]:
+    """Runs the remaining points of a study; a failed point is recorded and the next one runs."""
+    left = remaining_points(folder, definition, retry)
+    for point in [point for point, following in left if following == "record"]:
         write_state(folder, point.id, replace(read_state(folder, point.id), state="finished", reason=None, ended=now()))
-    points = [each for each in left if each[1] != "note"]
+    points = [each for each in left if each[1] != "record"]
     sharing = at_once * max(point.ranks for point in definition.points) if at_once > 1 else 1
-    running = _Running(folder, executor, teller, step_environment(os.environ, sharing))
+    running = _Running(folder, executor, observer, step_environment(os.environ, sharing))
     try:
         stopped = running.run(points, at_once)
     except KeyboardInterrupt:
-        raise _interrupted(folder, definition, "from outside") from None
+        raise _interrupted(folder, definition, "by a signal") from None
     finally:
         running.end()
     if stopped is not None:
@@ -93,7 +93,7 @@ def run_study(
 
 @dataclass
 class _Started:
-    """A point that runs now, noted as such."""
+    """A point that is running."""
 
     place: PointProgress
     state: PointState
@@ -102,18 +102,20 @@ class _Started:
 
 
 class _Running:
-    """The points of a study that run now."""
+    """The running points of a study."""
 
-    def __init__(self, folder: StudyFolder, executor: Executor, teller: StudyObserver, env: Mapping[str, str]) -> None:
-        self._folder, self._executor, self._teller, self._env = folder, executor, teller, env
+    def __init__(
+        self, folder: StudyFolder, executor: Executor, observer: StudyObserver, env: Mapping[str, str]
+    ) -> None:
+        self._folder, self._executor, self._observer, self._env = folder, executor, observer, env
         self._now: list[_Started] = []
 
     def run(self, points: Sequence[tuple[Point, Next]], at_once: int) -> Point | None:
-        """Run points in their order; the one that was stopped, with which the study stops."""
+        """Runs points in their order; returns the point whose run was stopped, which stops the study."""
         for number, (point, following) in enumerate(points, start=1):
             if len(self._now) == at_once and (stopped := self._wait()):
                 return stopped
-            if following == "begin":
+            if following == "start":
                 clear_run(self._folder, point.id)
             self._start(PointProgress(number, len(points), point))
         while self._now:
@@ -122,7 +124,7 @@ class _Running:
         return None
 
     def end(self) -> None:
-        """End the points that still run; they run again when the study resumes."""
+        """Ends the running points; they run again when the study resumes."""
         end_processes([each.process for each in self._now], _SAVING_SECONDS)
         for started in self._now:
             write_state(self._folder, started.place.point.id, replace(started.state, state="waiting"))
@@ -130,17 +132,17 @@ class _Running:
 
     def _start(self, place: PointProgress) -> None:
         point = place.point
-        self._teller.begins(place)
+        self._observer.begins(place)
         command = self._executor.command(self._folder.run(point.id).path, point.ranks)
         attempts = read_state(self._folder, point.id).attempts + 1
-        state = PointState("running", attempts=attempts, started=now(), launch_line=as_typed(command))
+        state = PointState("running", attempts=attempts, started=now(), launch_line=command_line(command))
         write_state(self._folder, point.id, state)
         began = time.monotonic()
         process = LocalProcess(command, self._log(point), self._env)
         self._now.append(_Started(place, state, began, process))
 
     def _wait(self) -> Point | None:
-        """Wait until a point has ended, and note it; the point, if it was stopped."""
+        """Waits until a point ends and records it; returns the point if it was stopped."""
         wait_for_any([each.process for each in self._now], _POLL_SECONDS)
         ended = next(each for each in self._now if each.process.returncode is not None)
         seconds = time.monotonic() - ended.began
@@ -149,11 +151,11 @@ class _Running:
             return point
         state = replace(ended.state, state="finished", ended=now())
         if code != 0:
-            reason = reason_of(self._folder.run(point.id), state.started or "", code, self._log(point))
+            reason = failure_reason(self._folder.run(point.id), state.started or "", code, self._log(point))
             state = replace(state, state="failed", reason=reason)
         write_state(self._folder, point.id, state)
         self._now.remove(ended)
-        self._teller.ended(ended.place, state, seconds)
+        self._observer.ended(ended.place, state, seconds)
         return None
 
     def _log(self, point: Point) -> Path:
@@ -161,8 +163,8 @@ class _Running:
 
 
 def _interrupted(folder: StudyFolder, definition: Definition, how: str) -> Interrupted:
-    left = len(what_is_left(folder, definition, retry=False))
+    left = len(remaining_points(folder, definition, retry=False))
     return Interrupted(
         f"stopped {how}, with {left} of {len(definition.points)} points left. "
-        f"Go on with: tutti {definition.kind} --resume {folder.path}"
+        f"Resume with: tutti {definition.kind} --resume {folder.path}"
     )

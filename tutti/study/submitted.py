@@ -1,4 +1,4 @@
-"""Studies whose points are jobs of a scheduler, one after another; how they stand is asked when somebody looks.
+"""Studies whose points are jobs of a scheduler, one after another; their states are read on request.
 
 Light: imports no torch.
 """
@@ -16,33 +16,33 @@ from tutti.runs.jobs import read_job
 from tutti.runs.record import now
 from tutti.study.checking import Checked
 from tutti.study.definition import Definition, PointState, StudyFolder, read_state, write_state
-from tutti.study.executors import reason_of
+from tutti.study.executors import failure_reason
 
 _MAX_REQUEUES = 10
 
 
-def prepare_jobs(recipe: str, checked: Sequence[Checked], on: str, wishes: Wishes) -> list[Submission]:
-    """A job for each point, everything checked that can be known before it runs."""
+def prepare_jobs(recipe: str, checked: Sequence[Checked], on: str, requested: Wishes) -> list[Submission]:
+    """Returns a checked job for each point."""
     site = load_site(on, Path(recipe).parent if Path(recipe).is_file() else None)
     require_scheduler(site)
     jobs = []
     for each in checked:
         ranks = each.point.ranks
-        per_node = min(ranks, wishes.ranks_per_node or site.gpus_per_node or 1)
-        own = replace(wishes, nodes=math.ceil(ranks / per_node), ranks=ranks, ranks_per_node=per_node)
+        per_node = min(ranks, requested.ranks_per_node or site.gpus_per_node or 1)
+        own = replace(requested, nodes=math.ceil(ranks / per_node), ranks=ranks, ranks_per_node=per_node)
         resources = settle(own, site, f"{each.config.recipe}-{each.point.id}")
         jobs.append(Submission(recipe, each.config, site, resources, _MAX_REQUEUES, preflight=False))
     return jobs
 
 
 def write_jobs(folder: StudyFolder, definition: Definition, jobs: Sequence[Submission]) -> None:
-    """Put the job script of each point into its folder."""
+    """Writes the job script of each point into its run folder."""
     for point, job in zip(definition.points, jobs, strict=True):
         write_job(job, folder.run(point.id))
 
 
 def submit_missing(folder: StudyFolder, definition: Definition, retry: bool = False) -> list[str]:
-    """Submit the points that wait, each after the end of the one before; their ids."""
+    """Submits the waiting points, each after the end of the previous one; returns their ids."""
     last, submitted = None, []
     for point in definition.points:
         state = read_state(folder, point.id)
@@ -60,16 +60,16 @@ def submit_missing(folder: StudyFolder, definition: Definition, retry: bool = Fa
     return submitted
 
 
-def look_at_jobs(folder: StudyFolder, definition: Definition) -> None:
-    """Note how the jobs of a study stand."""
+def update_states(folder: StudyFolder, definition: Definition) -> None:
+    """Updates the states of points from their jobs."""
     for point in definition.points:
         state = read_state(folder, point.id)
         if state.state in ("submitted", "running"):
-            write_state(folder, point.id, judge(state, look(folder.run(point.id))))
+            write_state(folder, point.id, state_of_job(state, look(folder.run(point.id))))
 
 
-def judge(state: PointState, status: Status) -> PointState:
-    """How a point stands whose job stands as it does."""
+def state_of_job(state: PointState, status: Status) -> PointState:
+    """Returns the state of a point from the status of its job."""
     if status.state == "complete":
         return replace(state, state="finished", ended=_ended(status), reason=None)
     if status.known is not None and not status.known.is_over:
@@ -84,8 +84,8 @@ def _ended(status: Status) -> str:
 
 
 def _reason(status: Status) -> str:
-    """What its record or its output tells of the failure, or the state of the job."""
+    """Returns the cause of a failure from the record or output, else the state of the job."""
     last = status.job.attempts[-1] if status.job.attempts else None
     if status.state == "failed" and last is not None and last.code:
-        return reason_of(status.folder, last.started, last.code, status.folder.logs / f"job-{last.id}.out")
+        return failure_reason(status.folder, last.started, last.code, status.folder.logs / f"job-{last.id}.out")
     return f"its job is {status.state}" if status.state == "cancelled" else f"its job {status.state}"

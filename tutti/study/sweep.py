@@ -1,4 +1,4 @@
-"""Sweeps: every combination of some values of a recipe, with several seeds.
+"""Sweeps: every combination of the given values of a recipe, with several seeds.
 
 Light: imports no torch.
 """
@@ -15,7 +15,7 @@ from tutti.config.load import resolve
 from tutti.config.recipes import parse_yaml
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
-from tutti.study.checking import Checked, Fault, complete_all, show, tell_faults
+from tutti.study.checking import Checked, Fault, complete_all, format_faults, show
 from tutti.study.definition import Goal, Point
 
 _LONGEST_NAME = 80
@@ -23,7 +23,7 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """A key of the recipe and the values that it takes, as they were written."""
+    """A key of the recipe and its values as they were typed."""
 
     key: str
     values: tuple[str, ...]
@@ -31,7 +31,7 @@ class SweepAxis:
 
 @dataclass(frozen=True)
 class SweepGrid:
-    """What is varied, with how many seeds, on how many ranks, and in passes of how many samples."""
+    """The axes of a sweep, and its numbers of seeds, ranks and samples per micro-batch."""
 
     axes: tuple[SweepAxis, ...]
     seeds: int = 1
@@ -40,7 +40,7 @@ class SweepGrid:
 
 
 def read_axes(given: Sequence[str]) -> tuple[SweepAxis, ...]:
-    """`batch.global=64,256` and the like, each key once."""
+    """Parses `batch.global=64,256` and similar; raises ConfigError for a repeated key."""
     axes = tuple(map(_read_axis, given))
     if not axes:
         raise ConfigError(
@@ -55,8 +55,8 @@ def read_axes(given: Sequence[str]) -> tuple[SweepAxis, ...]:
 
 
 def split_values(text: str) -> list[str]:
-    """Return the items of a YAML flow sequence without its brackets, as they are written; none if it is not one."""
-    # A variable, ${NAME}, has braces that are not YAML's: it is replaced by as many letters.
+    """Returns the items of a YAML flow sequence without brackets, as typed; empty if it is not one."""
+    # The braces of a variable, ${NAME}, are not YAML: it is replaced by text of the same length.
     plain = re.sub(r"\$\{[^}]*\}", lambda variable: "_" * len(variable[0]), text)
     try:
         node = yaml.compose(f"[{plain}\n]", Loader=yaml.SafeLoader)
@@ -70,7 +70,7 @@ def split_values(text: str) -> list[str]:
 def sweep_points(
     recipe: str, overrides: Sequence[str], grid: SweepGrid, goal: Goal, skip_impossible: bool
 ) -> tuple[list[Checked], list[Fault]]:
-    """The points of a sweep, all combinations with one seed before the next one, and those that were left out."""
+    """Returns the points of a sweep, all combinations of one seed before the next seed, and those left out."""
     for option, number in (("--seeds", grid.seeds), ("-n", grid.ranks), ("--micro", grid.micro)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} {number}: expected 1 or more.")
@@ -79,13 +79,13 @@ def sweep_points(
     points = _points(recipe, overrides, grid)
     found, faults = complete_all(recipe, overrides, goal, points)
     if faults and not (found and skip_impossible):
-        hint = "\nLeave out what cannot be with --skip-impossible." if found else ""
-        raise ConfigError(tell_faults(faults, len(points)) + hint)
+        hint = "\nLeave out the points that cannot run with --skip-impossible." if found else ""
+        raise ConfigError(format_faults(faults, len(points)) + hint)
     return found, faults
 
 
 def _points(recipe: str, overrides: Sequence[str], grid: SweepGrid) -> list[Point]:
-    """Words that the recipe does not know are faults, and no impossible combination."""
+    """Returns all points; a key or value that the recipe does not accept raises ConfigError."""
     combinations = list(itertools.product(*(axis.values for axis in grid.axes)))
     points: list[list[Point]] = []
     faults = []
@@ -95,18 +95,18 @@ def _points(recipe: str, overrides: Sequence[str], grid: SweepGrid) -> list[Poin
         try:
             points.append(_seeded(recipe, overrides, grid, name, chosen))
         except ConfigError as error:
-            faults.append(Fault(" ".join(_words(chosen)), str(error)))
+            faults.append(Fault(" ".join(_overrides(chosen)), str(error)))
     if faults:
-        raise ConfigError(tell_faults(faults, len(combinations)))
+        raise ConfigError(format_faults(faults, len(combinations)))
     return [each for repeat in range(grid.seeds) for each in (of_seeds[repeat] for of_seeds in points)]
 
 
 def _seeded(
     recipe: str, overrides: Sequence[str], grid: SweepGrid, name: str, chosen: Mapping[str, str]
 ) -> list[Point]:
-    """A combination with each of its seeds."""
-    config = resolve(recipe, [*overrides, *_words(chosen)]).config
-    given = (*_words(chosen), *_passes(config, grid))
+    """Returns a combination with each of its seeds."""
+    config = resolve(recipe, [*overrides, *_overrides(chosen)]).config
+    given = (*_overrides(chosen), *_micro_batch(config, grid))
     values = {key: parse_yaml(value, key) for key, value in chosen.items()}
     points = []
     for repeat in range(1, grid.seeds + 1):
@@ -116,12 +116,12 @@ def _seeded(
     return points
 
 
-def _words(chosen: Mapping[str, str]) -> list[str]:
+def _overrides(chosen: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in chosen.items()]
 
 
-def _passes(config: RunConfig, grid: SweepGrid) -> list[str]:
-    """A rank that cannot take its share at once takes it in passes; a smaller share is one pass."""
+def _micro_batch(config: RunConfig, grid: SweepGrid) -> list[str]:
+    """Returns the override of batch.micro: --micro if the per-rank batch is larger, else one pass."""
     if grid.micro is None:
         return []
     share = config.batch.per_rank or (config.batch.global_batch or 0) // grid.ranks
@@ -129,7 +129,7 @@ def _passes(config: RunConfig, grid: SweepGrid) -> list[str]:
 
 
 def _names(combinations: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each combination that a folder may have: its values, or its number where they do not tell."""
+    """Returns a folder name for each combination: its values, or its number if they are too long or not unique."""
     names = ["_".join(re.sub(r"[^\w.]+", "-", value).strip("-") or "-" for value in values) for values in combinations]
     if len({name.lower() for name in names}) < len(names) or max(map(len, names)) > _LONGEST_NAME:
         return [f"{number:03d}" for number in range(1, len(combinations) + 1)]

@@ -1,4 +1,4 @@
-"""The results of a sweep: its settings as curves, and what they show in plain sentences."""
+"""The results of a sweep: its settings as curves, and its conclusions as sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from tutti.study.analysis import Analysis, Setting
 from tutti.study.outcome import Summary
 from tutti.units import count, is_lower_better
 
-_ALONG = ("batch.global", "batch.per_rank", "ranks")  # what is looked at first
+_ALONG = ("batch.global", "batch.per_rank", "ranks")  # preferred keys of the horizontal axis
 ALL = "all runs"  # the name of the only curve
 _WORDS = {"batch.global": "global batch", "batch.per_rank": "batch of a rank", "optim.lr": "learning rate"}
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: settings that differ by what is along the axis alone."""
+    """A curve: settings that differ only in the key of the horizontal axis."""
 
-    values: Mapping[str, Any]  # what tells it from others
+    values: Mapping[str, Any]  # the other keys
     name: str
     settings: tuple[Setting, ...]  # along the axis
 
 
 def axis_of(analysis: Analysis) -> str | None:
-    """The key along the axis: the batch where it is varied, else the number with the most values."""
+    """Returns the key of the horizontal axis: the batch if it is varied, else the number with the most values."""
     varied = analysis.varied
     for key in _ALONG:
         if key in varied:
@@ -38,7 +38,7 @@ def axis_of(analysis: Analysis) -> str | None:
 
 
 def find_series(analysis: Analysis) -> list[Series]:
-    """All curves, in the order of their values; one point each where nothing is a number."""
+    """Returns all curves in the order of their values; curves have one point each if no key is a number."""
     axis = axis_of(analysis)
     keys = [key for key in analysis.varied if key != axis]
     among = [setting.values for setting in analysis.settings]
@@ -56,7 +56,7 @@ def find_series(analysis: Analysis) -> list[Series]:
 
 
 def place(setting: Setting, axis: str) -> float:
-    """Where a setting is along the axis."""
+    """The position of a setting on the horizontal axis."""
     return setting.ranks if axis == "ranks" else float(setting.values.get(axis) or 0)
 
 
@@ -65,18 +65,18 @@ def axis_words(axis: str | None) -> str:
 
 
 def the_axis(axis: str) -> str:
-    """What is along the axis, in a sentence; a key without words of its own as it is typed."""
+    """The name of the horizontal axis in a sentence."""
     return f"the {_WORDS[axis]}" if axis in _WORDS else axis
 
 
 def at_place(setting: Setting, axis: str) -> str:
-    """Where a setting is along the axis, in a sentence."""
+    """The position of a setting on the horizontal axis, in a sentence."""
     value = count(place(setting, axis))
     return f"a {_WORDS[axis]} of {value}" if axis in _WORDS else f"{axis}={value}"
 
 
 def describe(values: Mapping[str, Any], among: Sequence[Mapping[str, Any]] = ()) -> str:
-    """A setting in words, as short as tells it from those that it is among: linear scaling without warm-up, lars."""
+    """Describes a setting in as few words as distinguish it from `among`: `linear scaling without warm-up, lars`."""
     words = ""
     for key, value in values.items():
         part = _describe_one(key, value, [each.get(key) for each in among])
@@ -85,17 +85,17 @@ def describe(values: Mapping[str, Any], among: Sequence[Mapping[str, Any]] = ())
 
 
 def value_words(value: Any, among: Sequence[Any] = ()) -> str:
-    """A value in few letters; a part by its name, and by what tells it from others of that name."""
+    """A value as short text; a part by its name, and by the options that differ from others of that name."""
     if not isinstance(value, Mapping):
         if value is None or isinstance(value, bool):
             return "none" if value is None else str(value).lower()
         return f"{value:g}" if isinstance(value, float) else str(value)
     name = value.get("name")
     namesakes = [each for each in among if isinstance(each, Mapping) and each.get("name") == name]
-    told = [key for key in value if key != "name"]
+    shown = [key for key in value if key != "name"]
     if name is not None and namesakes:
-        told = [key for key in told if any(each.get(key) != value[key] for each in namesakes)]
-    parts = [f"{key} {value_words(value[key])}" for key in told]
+        shown = [key for key in shown if any(each.get(key) != value[key] for each in namesakes)]
+    parts = [f"{key} {value_words(value[key])}" for key in shown]
     return ", ".join(parts if name is None else [str(name), *parts])
 
 
@@ -121,9 +121,9 @@ _MOST_NAMED = 4  # curves in a sentence
 
 
 def conclude_sweep(analysis: Analysis) -> list[str]:
-    """Where curves collapse or hold, the best setting, the curves that fall, the first to reach the target."""
+    """States where training collapses, the best setting, where the metric gets worse, and what reaches the target."""
     axis, series = axis_of(analysis), find_series(analysis)
-    found = [*(_collapse(each, axis) for each in series), _holds(series, axis)] if axis else []
+    found = [*(_collapse(each, axis) for each in series), _stable(series, axis)] if axis else []
     if analysis.metric is not None:
         found.append(_best(analysis, analysis.metric))
         found += [_changes(series, axis, analysis.metric)] if axis else []
@@ -132,14 +132,14 @@ def conclude_sweep(analysis: Analysis) -> list[str]:
 
 
 def is_better(metric: str, one: Summary | None, other: Summary | None) -> bool:
-    """Whether every run of one is better than every run of the other, of two or more each."""
+    """Returns whether every run of `one` is better than every run of `other`, with two or more runs each."""
     if one is None or other is None or min(one.n, other.n) < 2:
         return False
     return one.high < other.low if is_lower_better(metric) else one.low > other.high
 
 
 def _collapse(series: Series, axis: str) -> str | None:
-    """From where on all runs collapse, or where some do."""
+    """States from which value on all runs collapse, or where some do."""
     tried = [setting for setting in series.settings if setting.ended]
     some = [setting for setting in tried if setting.collapsed]
     if len(tried) < 2 or not some:
@@ -152,26 +152,26 @@ def _collapse(series: Series, axis: str) -> str | None:
     return _of(series, f"some runs collapse, by {the_axis(axis)}: {parts}.")
 
 
-def _holds(series: Sequence[Series], axis: str) -> str | None:
-    """The curves in which no run collapses, by the largest value that was tried."""
+def _stable(series: Sequence[Series], axis: str) -> str | None:
+    """States the curves in which no run collapses, by the largest value tried."""
     names: dict[float, list[str]] = {}
     for each in series:
         tried = [setting for setting in each.settings if setting.ended]
         if len(tried) > 1 and not any(setting.collapsed for setting in tried):
             names.setdefault(place(tried[-1], axis), []).append(each.name)
     parts = [f"up to {count(most)}, the largest tried{_named(held, len(series))}" for most, held in names.items()]
-    return f"Training holds for all values of {the_axis(axis)} {'. Also '.join(parts)}." if parts else None
+    return f"Training is stable for all values of {the_axis(axis)} {'. Also '.join(parts)}." if parts else None
 
 
 def _named(held: Sequence[str], of: int) -> str:
-    """The names of some curves, or how many they are of all."""
+    """The names of some curves, or their number."""
     if of == 1:
         return ""
     return f": {'; '.join(held)}" if len(held) <= _MOST_NAMED else f", in {len(held)} of {of} curves"
 
 
 def _best(analysis: Analysis, metric: str) -> str | None:
-    """The best setting by its mean, and how many are as good within their ranges."""
+    """States the best setting by its mean, and how many are as good within the range of runs."""
     known = [(s, found) for s in analysis.settings if not s.collapsed and (found := s.final(metric))]
     if len(known) < 2:
         return None
@@ -184,7 +184,7 @@ def _best(analysis: Analysis, metric: str) -> str | None:
 
 
 def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
-    """What the largest value that holds costs against the smallest, curve by curve."""
+    """States the change of the metric from the smallest to the largest stable value of each curve."""
     falls = []
     for each in series:
         known = [(s, found) for s in each.settings if s.ended and not s.collapsed and (found := s.final(metric))]
@@ -201,7 +201,7 @@ def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
 
 
 def _soonest(analysis: Analysis) -> str | None:
-    """The setting that needs the fewest steps to the target, where that is plain."""
+    """States the setting that reaches the target in the fewest steps, if it is distinct."""
     goal = analysis.definition.goal
     if goal.metric is None or goal.target is None:
         return None
@@ -224,7 +224,7 @@ def _full_name(setting: Setting, analysis: Analysis) -> str:
 
 
 def _of(series: Series, words: str) -> str:
-    """A sentence about one curve, which is named where there are others."""
+    """A sentence about one curve, which is named if there are others."""
     return _capital(words if series.name == ALL else f"{series.name}: {words}")
 
 
