@@ -57,7 +57,7 @@ def test_results_are_those_of_the_run_folders(
     assert rows["best validation accuracy"] == ["94.00% (epoch 1)", "94.00% (epoch 1)"]
     assert rows["final validation loss"] == ["0.3750", "0.3750"]
     assert rows["final training loss"] == ["0.2500", "0.2500"]
-    assert rows["time of training"] == ["8.50 s", "4.25 s"]  # the first step takes ten times as long
+    assert rows["training time"] == ["8.50 s", "4.25 s"]  # the first step takes ten times as long
     assert rows["samples/s"] == ["128", "256"]  # and is left out of the speed
     assert rows["data loading"] == ["10.0%", "10.0%"]
     assert rows["compute"] == ["60.0%", "60.0%"]

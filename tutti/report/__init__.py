@@ -1,1 +1,1 @@
-"""Records to pages and pictures."""
+"""Pictures and pages from the records of runs and studies."""

@@ -38,7 +38,7 @@ _NAMES = {
 
 
 def draw_phases(found: Sequence[Measurement], path: Path) -> Path:
-    """One measurement with its phases alone and its ranks, or several side by side."""
+    """Draws the phases and ranks of one measurement, or several measurements side by side."""
     if len(found) == 1:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained", width_ratios=(3, 2))
         _draw_one(left, found[0])
@@ -55,7 +55,7 @@ def draw_phases(found: Sequence[Measurement], path: Path) -> Path:
 
 
 def _draw_one(axes: Axes, measurement: Measurement) -> None:
-    """The phases alone, then the whole step in its parts."""
+    """Draws each phase measured alone, then the whole step in its parts."""
     shares = find_shares(measurement)
     names = [name for name in _NAMES if name in shares.alone]
     for place, name in enumerate(names):
@@ -71,21 +71,21 @@ def _draw_one(axes: Axes, measurement: Measurement) -> None:
         _whisker(axes, place, figure.quartiles)
     _stack(axes, len(names), measurement, label=True)
     axes.set_xticks(range(len(names) + 1), [*(_NAMES[name] for name in names), "whole step"])
-    axes.set(ylabel="ms a step", title="each alone, and a step as in training")
+    axes.set(ylabel="ms per step", title="phases alone, and a whole step")
     axes.legend(fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
 
 def _draw_several(axes: Axes, found: Sequence[Measurement]) -> None:
-    """A stack for each variant."""
+    """Draws a stacked bar for each variant."""
     for place, measurement in enumerate(found):
         _stack(axes, place, measurement, label=place == 0)
         shares = find_shares(measurement)
         above = (place, shares.whole.quartiles[1] * 1e3)
         rate = f"{shares.samples_per_second.median:,.0f}/s"
         axes.annotate(rate, above, (0, 4), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(range(len(found)), [_folded(each.name or "as it is") for each in found], fontsize=8)
-    axes.set(ylabel="ms a step")
+    axes.set_xticks(range(len(found)), [_wrapped(each.name or "unchanged") for each in found], fontsize=8)
+    axes.set(ylabel="ms per step")
     axes.legend(fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
@@ -107,7 +107,7 @@ def _whisker(axes: Axes, place: int, quartiles: tuple[float, float]) -> None:
 
 
 def _draw_ranks(axes: Axes, measurement: Measurement) -> None:
-    """What every rank takes alone, so that the slowest is seen."""
+    """Draws the phases of every rank, to show the slowest."""
     phases = [name for name in ("read", "compute") if name in measurement.seconds]
     width = 0.8 / len(phases)
     for number, name in enumerate(phases):
@@ -116,12 +116,12 @@ def _draw_ranks(axes: Axes, measurement: Measurement) -> None:
         axes.bar(places, medians, width, color=_PART_STYLES[_ALONE[name]][0], label=f"{name} alone")
     if measurement.ranks <= 16:
         axes.set_xticks(range(measurement.ranks), [str(rank) for rank in range(measurement.ranks)])
-    axes.set(xlabel="rank", ylabel="ms a step", title="rank by rank")
+    axes.set(xlabel="rank", ylabel="ms per step", title="by rank")
     axes.legend(fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
 
-def _folded(name: str) -> str:
+def _wrapped(name: str) -> str:
     """A name in lines of about twelve characters."""
     lines = [""]
     for word in name.split():
@@ -156,11 +156,11 @@ def draw_tuning(changes: Sequence[TriedChange], recipe: str, path: Path) -> Path
     return path
 
 
-Scale = Callable[[float, float], float]  # from bytes and seconds to what is drawn
+Scale = Callable[[float, float], float]  # from bytes and seconds to the plotted value
 
 
 def draw_collectives(folder: Path) -> Path:
-    """Draw what is in a folder's `collectives.json`, beside it."""
+    """Draws `collectives.json` of a folder into the same folder."""
     results = read_results(folder)
     operations = [each for each in OPERATIONS if any(point.operation == each for point in results.points)]
     width = 4.6 * max(len(operations), 2)
@@ -185,7 +185,7 @@ def draw_collectives(folder: Path) -> Path:
 
 
 def _draw_operation(times: Axes, rates: Axes, results: Results, operation: str) -> None:
-    """Time above, bus bandwidth below; a colour for each number of ranks."""
+    """Draws time above and bus bandwidth below, with a colour for each number of ranks."""
     mine = [point for point in results.points if point.operation == operation]
     for number, ranks in enumerate(sorted({point.ranks for point in mine})):
         points = [point for point in mine if point.ranks == ranks]
@@ -205,7 +205,7 @@ def _draw_operation(times: Axes, rates: Axes, results: Results, operation: str) 
 
 
 def _draw_series(axes: Axes, points: list[Measured], scale: Scale, style: tuple[str, str]) -> None:
-    """Medians with the range over trials, and the fitted line."""
+    """Draws medians with the range over trials, and the fitted line."""
     colour, mark = style
     sizes = [point.bytes for point in points]
     middle = np.array([scale(point.bytes, point.seconds) for point in points])
@@ -219,7 +219,7 @@ def _draw_series(axes: Axes, points: list[Measured], scale: Scale, style: tuple[
 
 
 def _share_limits(row: np.ndarray) -> None:
-    """The same scale for all operations, so that they can be compared."""
+    """Sets the same limits for all operations, so that they can be compared."""
     limits = np.array([axes.get_ylim() for axes in row])
     for axes in row:
         axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())

@@ -1,4 +1,4 @@
-"""The curves of a run, curves.png, and those of several runs in one picture."""
+"""Draws curves.png of a run, and the curves of several runs in one picture."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw_curves(folder: RunFolder) -> Path | None:
-    """Draw a run's curves beside its record; nothing where it has not logged a step yet."""
+    """Draws curves.png in the run folder; returns None if no step was logged."""
     events = list(read_events(folder.metrics))
     steps = [event for event in events if event.get("event") == "step"]
     epochs = [event for event in events if event.get("event") in ("start", "epoch")]
@@ -42,10 +42,10 @@ def draw_curves(folder: RunFolder) -> Path | None:
 
 
 def draw_schedule(schedule: Schedule, steps_per_epoch: int, path: Path) -> None:
-    """Draw the learning rate over all steps."""
+    """Draws the learning rate over all steps."""
     figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
     axes.plot([schedule.lr_at(step) for step in range(schedule.total_steps)])
-    axes.set(xlabel=f"step ({steps_per_epoch:,} an epoch)", ylabel="learning rate")
+    axes.set(xlabel=f"step ({steps_per_epoch:,} per epoch)", ylabel="learning rate")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
@@ -53,7 +53,7 @@ def draw_schedule(schedule: Schedule, steps_per_epoch: int, path: Path) -> None:
 
 
 def _plot_pair(axes: Axes, name: str, steps: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> None:
-    """A metric on training batches as a thin line, on validation as marks."""
+    """Plots a metric on training batches as a line and on validation data as marks."""
     _plot(axes, steps, name, name, label="training", alpha=0.6)
     valid = [event for event in epochs if "step" in event and f"valid_{name}" in event]
     axes.plot([e["step"] for e in valid], [e[f"valid_{name}"] for e in valid], "o-", ms=3, label="validation")
@@ -67,11 +67,11 @@ def _plot(axes: Axes, events: list[dict[str, Any]], key: str, title: str, **styl
     axes.grid(alpha=0.3)
 
 
-_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)  # more runs than colours differ by their strokes
+_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK)  # further runs differ by their line style
 
 
 def draw_comparison(runs: Mapping[str, "RunOutcome"], path: Path) -> Path:
-    """Draw the loss and the first metric of all runs, over steps on the left and over time on the right."""
+    """Draws the loss and the first metric of all runs, over steps on the left and over time on the right."""
     names = ["loss", *_metrics(runs)[:1]]
     figure, axes = plt.subplots(
         len(names), 2, figsize=(11, 3.4 * len(names) + 0.3), layout="constrained", squeeze=False, sharey="row"

@@ -1,4 +1,4 @@
-"""A run as its folder describes it, and several runs compared as rows of a table."""
+"""Reads a run folder, and compares several runs as rows of a table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tutti.study.outcome import shares_of
 
 @dataclass(frozen=True)
 class Mark:
-    """What was told after a step."""
+    """Metrics after a step."""
 
     step: int
     seconds: float  # of training since the first step
@@ -24,7 +24,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One run in its run folder."""
+    """The content of a run folder."""
 
     state: str
     settings: Mapping[str, str]  # by dotted key
@@ -35,11 +35,11 @@ class RunOutcome:
     best: Mapping[str, Mapping[str, float]]  # by metric: value and epoch
     training_seconds: float
     samples_per_second: float | None
-    shares: Mapping[StepPart, float]  # of a step, after the first; empty where phases were not kept
+    shares: Mapping[StepPart, float]  # of a step, after the first; empty if phases were not recorded
 
 
 def read_run(folder: RunFolder) -> RunOutcome:
-    """Read a run folder; what the run has not told yet is left out."""
+    """Reads a run folder, also of a run that has not ended."""
     record = read_record(folder.record) or {}
     events = [event for event in read_events(folder.metrics) if "step" in event]
     steps = [event for event in events if event.get("event") == "step"]
@@ -87,7 +87,7 @@ def _shown(value: Any) -> str:
 
 
 def _conditions(record: Mapping[str, Any]) -> dict[str, str]:
-    """Of the last start, all that may make two runs differ besides their settings."""
+    """Returns the conditions of the last start that may differ between runs besides their settings."""
     segment = (record.get("segments") or [{}])[-1]
     hosts = sorted(set(segment.get("hosts") or [segment.get("host") or ""]))
     hardware = segment.get("hardware") or {}
@@ -106,7 +106,7 @@ def _conditions(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _later(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the first step, in which everything is slow."""
+    """Leaves out the first step, which includes initialisation."""
     return [event for event in steps if event["step"] > 1]
 
 
@@ -117,7 +117,7 @@ def _speed(steps: list[dict[str, Any]]) -> float | None:
     return samples / seconds if seconds else None
 
 
-_NOT_COMPARED = ("out", "batch.global", "batch.per_rank")  # a place, and what the plan tells
+_NOT_COMPARED = ("out", "batch.global", "batch.per_rank")  # a path, and values that the plan has
 _PLAN = {
     "ranks": "ranks",
     "global_batch": "global batch",
@@ -129,7 +129,7 @@ _PLAN = {
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One thing of all runs; a text for each, empty where a run does not have it."""
+    """One quantity of all runs as text, empty if a run does not have it."""
 
     title: str
     texts: tuple[str, ...]
@@ -140,7 +140,7 @@ class ComparisonRow:
 
 
 def difference_rows(runs: Sequence[RunOutcome]) -> list[ComparisonRow]:
-    """What differs in the configuration, in ranks, batch and rate, and in the conditions."""
+    """Returns the rows of plan, configuration and conditions that differ between runs."""
     plan = [_row(title, runs, lambda run, key=key: _number(run.plan.get(key))) for key, title in _PLAN.items()]
     settings = [_row(key, runs, lambda run, key=key: run.settings.get(key, "")) for key in _setting_keys(runs)]
     conditions = dict.fromkeys(key for run in runs for key in run.conditions)
@@ -149,7 +149,7 @@ def difference_rows(runs: Sequence[RunOutcome]) -> list[ComparisonRow]:
 
 
 def result_rows(runs: Sequence[RunOutcome], show_seconds: Callable[[float], str]) -> list[ComparisonRow]:
-    """How runs ended: metrics at the end and at their best, time, speed, and the shares of a step."""
+    """Returns the rows of results: final and best metrics, time, speed, and the shares of a step."""
     metrics = dict.fromkeys(name for run in runs for name in _results(run))
     rows = [
         _row("state", runs, lambda run: run.state),
@@ -163,7 +163,7 @@ def result_rows(runs: Sequence[RunOutcome], show_seconds: Callable[[float], str]
         _row(f"best {units.metric_title(name)}", runs, lambda run, name=name: _best(run, name)) for name in metrics
     ]
     rows += [
-        _row("time of training", runs, lambda run: show_seconds(run.training_seconds) if run.windows else ""),
+        _row("training time", runs, lambda run: show_seconds(run.training_seconds) if run.windows else ""),
         _row("samples/s", runs, lambda run: f"{run.samples_per_second:,.0f}" if run.samples_per_second else ""),
     ]
     shares = dict.fromkeys(share for run in runs for share in run.shares)
@@ -172,7 +172,7 @@ def result_rows(runs: Sequence[RunOutcome], show_seconds: Callable[[float], str]
 
 
 def _setting_keys(runs: Sequence[RunOutcome]) -> list[str]:
-    """All keys in the order of a configuration, those of a section together."""
+    """Returns all keys in the order of a configuration, grouped by section."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _NOT_COMPARED)
     sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     return sorted(keys, key=lambda key: sections.index(key.partition(".")[0]))
@@ -183,7 +183,7 @@ def _row(title: str, runs: Sequence[RunOutcome], text: Callable[[RunOutcome], st
 
 
 def _results(run: RunOutcome) -> list[str]:
-    """The metrics after the last epoch; of a run without epochs the loss of its last window."""
+    """Returns the metrics of the last epoch, or the loss of a run without epochs."""
     if run.epochs and run.epochs[-1].step:
         return [name for name in run.epochs[-1].values if name.startswith(("train_", "valid_"))]
     return ["loss"] if run.windows else []
@@ -201,7 +201,7 @@ def _best(run: RunOutcome, name: str) -> str:
 
 
 def _share(run: RunOutcome, share: StepPart) -> str:
-    return f"{run.shares[share]:.1%}" if share in run.shares else ""
+    return units.percent(run.shares[share], 1) if share in run.shares else ""
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws without a complaint, its switches work, nothing is cut off."""
+"""The report in a real browser: no errors, working buttons, nothing cut off."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,11 +67,11 @@ def _switch_losses(browser: Browser) -> None:
         )
 
     assert losses() == ["step", 60, "true,false"]
-    browser.evaluate("document.querySelector('[data-way=\"1\"]').click()")
+    browser.evaluate("document.querySelector('[data-axis=\"1\"]').click()")
     title, last, pressed = losses()
     assert (title, pressed) == ("training time in seconds", "false,true")
     assert 0 < last < 60
-    browser.evaluate("document.querySelector('[data-way=\"0\"]').click()")
+    browser.evaluate("document.querySelector('[data-axis=\"0\"]').click()")
     assert losses() == ["step", 60, "true,false"]
 
 

@@ -1,4 +1,4 @@
-"""The CSV file of a study: every column of a point is what its run folder says."""
+"""The CSV file of a study: every column agrees with the run folder."""
 
 import csv
 import json

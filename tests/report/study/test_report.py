@@ -1,4 +1,4 @@
-"""The report of a study: its figures are those of the run folders, and it stands whatever became of some points."""
+"""The report of a study: its numbers are those of the run folders, also with failed or missing points."""
 
 import csv
 import html
@@ -159,7 +159,7 @@ def test_conclusions_come_first_and_are_printed(report: StudyReport) -> None:
 
 def test_losses_lie_along_steps_or_along_time(report: StudyReport) -> None:
     losses = figures(report.page)["losses"]
-    steps, times = (way["x"] for way in losses["ways"])
+    steps, times = (axis["x"] for axis in losses["x_axes"])
     assert len(steps) == len(times) == len(losses["data"]) == 11
     assert steps[0] == losses["data"][0]["x"] == list(range(5, 61, 5))
     assert times[0] == sorted(times[0])
@@ -174,9 +174,10 @@ def test_two_studies_are_compared_on_one_page_elsewhere(study: StudyFolder, tmp_
     other = scale_study(tmp_path / "other", twice)
     found = write_report(study.path, other.path, tmp_path / "both.html")
     assert any(
-        each.startswith("From 32 to 64 samples a rank efficiency at 8 ranks rises") for each in found.conclusions
+        each.startswith("From 32 to 64 samples per rank efficiency at 8 ranks rises") for each in found.conclusions
     )
-    assert [trace["name"] for trace in figures(found.page)["efficiency"]["data"]] == ["32 a rank", "64 a rank", "80%"]
+    names = [trace["name"] for trace in figures(found.page)["efficiency"]["data"]]
+    assert names == ["32 per rank", "64 per rank", "80%"]
     assert len(rows(found.page, "points-title")) == 12
     assert {path.name for path in tmp_path.iterdir()} == {"other", "both.html", "both_figures", "both_points.csv"}
     links = re.findall(r'<a href="([^"]*points/[^"]+)"', found.page.read_text())
@@ -243,7 +244,7 @@ def test_many_curves_are_shown_in_panels_with_the_rules_in_each(tmp_path: Path) 
 def test_of_many_runs_the_losses_of_one_of_each_setting_are_drawn(tmp_path: Path) -> None:
     page = write_report(large_batches(tmp_path / "s").path).page
     assert len(figures(page)["losses"]["data"]) == 36  # of 72
-    assert "a line for the first run of each setting" in page.read_text()
+    assert "one line for the first run of each setting" in page.read_text()
 
 
 def test_a_value_that_is_a_part_is_json_in_the_csv(tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_panels_are_drawn_for_papers(tmp_path: Path) -> None:
 def test_a_study_of_which_nothing_has_run_gives_a_page_too(tmp_path: Path) -> None:
     found = write_report(scale_study(tmp_path / "s", lambda _: None).path)
     assert found.conclusions == ["4 of 4 points have not finished yet."]
-    assert "There is nothing to draw yet." in found.page.read_text()
+    assert "There is no data for figures yet." in found.page.read_text()
     assert len(rows(found.page, "points-title")) == 4
 
 
@@ -288,7 +289,7 @@ def test_the_same_folder_gives_the_same_page(study: StudyFolder, report: StudyRe
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("nowhere/report.html", "there is no folder nowhere. Make it first"),
+        ("nowhere/report.html", "there is no folder nowhere. Create it first"),
         ("report.pdf", "expected the name of an HTML file, such as report.html"),
     ],
 )

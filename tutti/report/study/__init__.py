@@ -1,1 +1,1 @@
-"""The report of a study: a page, pictures and tables, from the folder of the study alone."""
+"""The report of a study: a page, pictures and tables, made from the study folder."""

@@ -1,4 +1,4 @@
-"""Charts as plain data, drawn by plotly for the page and by matplotlib for papers."""
+"""Charts as plain data, drawn by plotly for the page and by matplotlib for files."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tutti.report.style import COLOURS, NEUTRAL
 from tutti.study.analysis import Analysis
 from tutti.study.sweep_results import ALL, Series, describe, find_series
 
-NO_COLOUR = -1  # of a reference line, which is grey
+NO_COLOUR = -1  # a grey reference line
 LABELLED_TICKS = 12
 
 Number = float | None
@@ -18,7 +18,7 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Study:
-    """A study with the name that it has in legends."""
+    """A study with its name in legends."""
 
     name: str
     analysis: Analysis
@@ -26,37 +26,37 @@ class Study:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """What an axis shows."""
+    """The title, scale and ticks of an axis."""
 
     title: str
     log: bool = False
     percent: bool = False
-    ticks: tuple[float, ...] = ()  # where the values are few and known
-    least: float | None = None  # where it begins
-    most: float | None = None
+    ticks: tuple[float, ...] = ()  # if the values are few and known
+    least: float | None = None  # lower limit
+    most: float | None = None  # upper limit
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one kind, or the bars of one part."""
+    """One line of a chart, or the bars of one step part."""
 
     name: str
     x: Sequence[float | str]
     y: Sequence[Number]
-    texts: Sequence[str] = ()  # what a point says of itself
+    texts: Sequence[str] = ()  # hover texts
     low: Sequence[Number] | None = None  # ends of the intervals
     high: Sequence[Number] | None = None
     colour: int = 0
-    style: int = 0  # of mark and dash
+    style: int = 0  # of marker and line
     line: bool = True
     marks: bool = True
     faint: bool = False
-    crossed: bool = False  # points that stand for no good value
+    crossed: bool = False  # drawn as crosses: outliers and collapsed runs
     group: str = ""  # shown and hidden together
     in_legend: bool = True
-    other_x: Sequence[float] | None = None  # along the chart's other axis
-    panel: str = ""  # of the chart, by its title
-    heading: str = ""  # what all texts begin with
+    other_x: Sequence[float] | None = None  # positions on the chart's other axis
+    panel: str = ""  # title of its panel
+    heading: str = ""  # prefix of all texts
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ class Chart:
     y: ChartAxis
     curves: tuple[Curve, ...]
     kind: Literal["curves", "bars"] = "curves"
-    other_axis: ChartAxis | None = None  # a second way to lay the points out along x
-    switch: tuple[str, str] = field(default=("", ""))  # the names of both ways
-    close_up: tuple[float, float] | None = None  # ends of y between which the details are
+    other_axis: ChartAxis | None = None  # an alternative x axis
+    switch: tuple[str, str] = field(default=("", ""))  # the labels of the buttons for both x axes
+    close_up: tuple[float, float] | None = None  # limits of y of the enlarged view
 
     @property
     def panels(self) -> list[str]:
-        """The titles of its panels, all with the same axes."""
+        """The titles of its panels, which share the axes."""
         return list(dict.fromkeys(curve.panel for curve in self.curves))
 
 
 def colour_of(index: int) -> str:
-    """The colour of a curve by its number."""
+    """Returns the colour of a curve by its number."""
     return NEUTRAL if index == NO_COLOUR else COLOURS[index % len(COLOURS)]
 
 
 def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> ChartAxis:
-    """An axis with a tick at each value; logarithmic where they span much."""
+    """Returns an axis with a tick at each value, logarithmic if they span a factor of 8 or more."""
     ticks = tuple(sorted(set(values)))
     if log is None:
         log = bool(ticks) and ticks[0] > 0 and ticks[-1] / ticks[0] >= 8
@@ -95,9 +95,9 @@ def axis_along(title: str, values: Sequence[float], log: bool | None = None) -> 
 
 
 def log_axis(title: str, values: Sequence[Number]) -> ChartAxis:
-    """A logarithmic axis with round numbers as ticks: powers of ten, or as many more as it takes to have three.
+    """Returns a logarithmic axis with at least three round numbers as ticks.
 
-    Values so close that there are none are left on a plain axis.
+    The axis is linear if the values are too close for that.
     """
     known = [value for value in values if value is not None and value > 0]
     if not known:
@@ -112,29 +112,29 @@ def log_axis(title: str, values: Sequence[Number]) -> ChartAxis:
 
 
 def metric_axis(metric: str, title: str) -> ChartAxis:
-    """An axis of a metric, in percent where it is a share."""
+    """Returns the axis of a metric, in percent for an accuracy."""
     return ChartAxis(title, percent=units.is_share(metric))
 
 
-_MOST_CURVES = 6  # of several keys that are read in one panel
-_RULE = "schedule.scaling"  # what is compared within a panel, if it is varied
+_MOST_CURVES = 6  # in one panel, if several keys are varied
+_RULE = "schedule.scaling"  # the key that is preferably compared within a panel
 _MOST_COLOURS = 7
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A curve with its place."""
+class StyledSeries:
+    """A curve with its colour, style and panel."""
 
     study: Study
     series: Series
     name: str  # in the legend
     colour: int
     style: int
-    panel: str = ""  # empty where there is one
+    panel: str = ""  # empty if there is only one
 
 
-def place_series(studies: Sequence[Study]) -> list[Placed]:
-    """All curves of all studies; a second study has the colours of the first in other styles."""
+def style_series(studies: Sequence[Study]) -> list[StyledSeries]:
+    """Assigns colours, styles and panels to all curves; a second study has the same colours in other styles."""
     found = []
     for index, study in enumerate(studies):
         placed = _place(study)
@@ -142,11 +142,13 @@ def place_series(studies: Sequence[Study]) -> list[Placed]:
         for each in placed:
             name = study.name if each.name == ALL else f"{each.name}, {study.name}"
             colour, style = each.colour + (index if only else 0), each.style + index * styles
-            found.append(Placed(study, each.series, name if len(studies) > 1 else each.name, colour, style, each.panel))
+            found.append(
+                StyledSeries(study, each.series, name if len(studies) > 1 else each.name, colour, style, each.panel)
+            )
     return found
 
 
-def _place(study: Study) -> list[Placed]:
+def _place(study: Study) -> list[StyledSeries]:
     found = find_series(study.analysis)
     keys = list(found[0].values) if found else []
     if len(found) <= _MOST_CURVES or len(keys) < 2:
@@ -159,12 +161,12 @@ def _place(study: Study) -> list[Placed]:
         name = describe({along: series.values[along]}, among)
         panel = describe({key: series.values[key] for key in keys if key != along}, among)
         index = names.setdefault(name, len(names))
-        placed.append(Placed(study, series, name, index, index, panel))
+        placed.append(StyledSeries(study, series, name, index, index, panel))
     return placed
 
 
-def _in_one_panel(study: Study, found: Sequence[Series]) -> list[Placed]:
-    """A colour by the first key that tells curves apart, and a style by the others."""
+def _in_one_panel(study: Study, found: Sequence[Series]) -> list[StyledSeries]:
+    """Assigns a colour by the first varied key and a style by the others."""
     heads: dict[str, int] = {}
     tails: dict[str, int] = {}
     placed = []
@@ -172,12 +174,12 @@ def _in_one_panel(study: Study, found: Sequence[Series]) -> list[Placed]:
         head, *tail = [str(value) for value in series.values.values()] or [""]
         colour = heads.setdefault(head, len(heads))
         style = tails.setdefault(str(tail), len(tails)) if tail else colour
-        placed.append(Placed(study, series, series.name, colour, style))
+        placed.append(StyledSeries(study, series, series.name, colour, style))
     return placed
 
 
 def _curve_key(found: Sequence[Series], keys: Sequence[str]) -> str:
-    """The key that tells curves of a panel apart: the rule, else the one with the most values that colours allow."""
+    """Returns the key that distinguishes curves within a panel: _RULE, else the one with the most values up to 7."""
     counts = {key: len({str(series.values[key]) for series in found}) for key in keys}
     fitting = [key for key in keys if counts[key] <= _MOST_COLOURS] or list(keys)
     return _RULE if _RULE in keys else max(fitting, key=lambda key: counts[key])

@@ -1,23 +1,23 @@
-"""The charts of what was learned: training loss, final metric, time and steps to the goal."""
+"""The charts of training results: training loss, final metric, time and steps to the goal."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tutti import units
-from tutti.report.study.charts import Chart, ChartAxis, Curve, Study, axis_along, log_axis, metric_axis, place_series
+from tutti.report.study.charts import Chart, ChartAxis, Curve, Study, axis_along, log_axis, metric_axis, style_series
 from tutti.study.analysis import Setting
 from tutti.study.outcome import RunFigures, Summary
 from tutti.study.sweep_results import axis_of, axis_words, describe, place
 from tutti.units import is_lower_better
 
-_MOST_POINTS = 300  # of a curve: more are not seen
-_MOST_RUNS = 60  # that are all drawn
+_MOST_POINTS = 300  # of a curve; more are not visible
+_MOST_RUNS = 60  # above this, one run per setting is drawn
 
 
 @dataclass(frozen=True)
-class Look:
-    """How the curve of a run is drawn, and what it is called."""
+class CurveStyle:
+    """The name, colour and style of the curve of a run."""
 
     name: str
     colour: int
@@ -26,7 +26,7 @@ class Look:
 
 
 def loss_chart(studies: Sequence[Study]) -> Chart | None:
-    """The training loss of every run, or of one of each setting where they are many, along steps or along time."""
+    """The training loss of every run, or of one run per setting if there are many, over steps or time."""
     found = [each for each in _coloured_runs(studies) if each[1].outcome.losses]
     if not found:
         return None
@@ -36,16 +36,16 @@ def loss_chart(studies: Sequence[Study]) -> Chart | None:
         found = [each for each in found if each[1].id in firsts]
     curves: list[Curve] = []
     named: set[str] = set()
-    for look, run in found:
-        curves.append(_loss_curve(look, run, look.name not in named))
-        named.add(look.name)
+    for drawn, run in found:
+        curves.append(_loss_curve(drawn, run, drawn.name not in named))
+        named.add(drawn.name)
     values = [value for curve in curves for value in curve.y if value is not None and value > 0]
     wide = bool(values) and max(values) > 20 * min(values)
     whose = "the first run of each setting" if is_many else "each run"
     return Chart(
         "losses",
         "Training loss",
-        f"Means of log windows, a line for {whose}, along steps or along training time since the first step.",
+        f"Mean of each log window, one line for {whose}, over steps or over training time since the first step.",
         ChartAxis("step"),
         log_axis("training loss", values) if wide else ChartAxis("training loss"),
         tuple(curves),
@@ -58,12 +58,12 @@ def _with_losses(setting: Setting) -> list[RunFigures]:
     return [run for run in setting.runs if run.outcome.losses]
 
 
-def _coloured_runs(studies: Sequence[Study]) -> list[tuple[Look, RunFigures]]:
-    """Runs in the colour of their number of ranks, or of their series in a sweep."""
+def _coloured_runs(studies: Sequence[Study]) -> list[tuple[CurveStyle, RunFigures]]:
+    """Assigns each run the colour of its number of ranks, or of its series in a sweep."""
     if studies[0].analysis.definition.kind == "sweep":
         return [
-            (Look(each.name, each.colour, each.style, each.panel), run)
-            for each in place_series(studies)
+            (CurveStyle(each.name, each.colour, each.style, each.panel), run)
+            for each in style_series(studies)
             for setting in each.series.settings
             for run in setting.runs
         ]
@@ -73,44 +73,44 @@ def _coloured_runs(studies: Sequence[Study]) -> list[tuple[Look, RunFigures]]:
         for setting in study.analysis.settings:
             words = f"{setting.ranks} rank{'' if setting.ranks == 1 else 's'}"
             name = f"{words}, {study.name}" if len(studies) > 1 else words
-            look = Look(name, ranks.index(setting.ranks), index)
-            found += [(look, run) for run in setting.runs]
+            drawn = CurveStyle(name, ranks.index(setting.ranks), index)
+            found += [(drawn, run) for run in setting.runs]
     return found
 
 
-def _loss_curve(look: Look, run: RunFigures, in_legend: bool) -> Curve:
+def _loss_curve(drawn: CurveStyle, run: RunFigures, in_legend: bool) -> Curve:
     losses, words = run.outcome.losses, describe(run.outcome.point.values)
     stride = math.ceil(len(losses) / _MOST_POINTS)
     kept = [*losses[:: stride or 1]]
     if kept[-1] != losses[-1]:
         kept.append(losses[-1])
     return Curve(
-        look.name,
+        drawn.name,
         [step for step, _, _ in kept],
         [loss if math.isfinite(loss) else None for _, _, loss in kept],
         [f"step {step:,}, {units.duration(seconds)}: {loss:.4g}" for step, seconds, loss in kept],
         heading=f"{run.id}: {words}",
-        colour=look.colour,
-        style=look.style,
+        colour=drawn.colour,
+        style=drawn.style,
         marks=len(kept) == 1,
-        group=look.name,
+        group=drawn.name,
         in_legend=in_legend,
         other_x=[round(seconds, 4) for _, seconds, _ in kept],
-        panel=look.panel,
+        panel=drawn.panel,
     )
 
 
-_ROOM = 0.5  # of an axis: with less, what holds is also shown close up
+_SMALL_RANGE = 0.5  # of the axis: if stable settings span less, there is an enlarged view
 
 
 def learning_charts(studies: Sequence[Study]) -> list[Chart]:
-    """All charts that the studies have figures for."""
+    """Returns all charts for which the studies have data."""
     found = [_metric(studies), _seconds(studies), _steps(studies), loss_chart(studies)]
     return [chart for chart in found if chart]
 
 
 def _metric(studies: Sequence[Study]) -> Chart | None:
-    """The final metric along the batch or whatever is varied, a curve for each rule."""
+    """The final metric over the varied key, with a curve for each series."""
     metric = studies[0].analysis.metric
     axis = axis_of(studies[0].analysis)
     if metric is None or axis is None:
@@ -125,11 +125,11 @@ def _metric(studies: Sequence[Study]) -> Chart | None:
     crosses = _collapsed(studies, axis, metric, curves)
     if not curves and not crosses:
         return None
-    told = " Crosses are runs that collapsed; those whose loss was not finite have no value and stand at the edge."
+    crossed = " Crosses are collapsed runs; those whose loss was not finite have no value and are drawn at the edge."
     return Chart(
         "metric",
         f"Final {words}",
-        f"{words.capitalize()} at the end: mean, least and largest over runs.{told if crosses else ''}",
+        f"{words.capitalize()} at the end: mean, minimum and maximum over runs.{crossed if crosses else ''}",
         axis_along(axis_words(axis), _places(studies, axis)),
         metric_axis(metric, words),
         (*curves, *crosses),
@@ -138,17 +138,17 @@ def _metric(studies: Sequence[Study]) -> Chart | None:
 
 
 def _close_up(studies: Sequence[Study], metric: str, curves: Sequence[Curve]) -> tuple[float, float] | None:
-    """The range of the settings that hold, where those that do not leave little room for them."""
+    """Returns the range of the stable settings if collapsed ones take most of the axis."""
     settings = [setting for study in studies for setting in study.analysis.settings]
     held = [found for each in settings if not each.collapsed and (found := each.final(metric))]
     shown = [value for curve in curves for value in curve.y if value is not None]
     if not held:
         return None
     low, high = min(each.low for each in held), max(each.high for each in held)
-    if high - low >= _ROOM * (max(shown) - min(shown)):
+    if high - low >= _SMALL_RANGE * (max(shown) - min(shown)):
         return None
-    room = 0.06 * (high - low) or 0.01 * abs(high)
-    return low - room, high + room
+    margin = 0.06 * (high - low) or 0.01 * abs(high)
+    return low - margin, high + margin
 
 
 def _seconds(studies: Sequence[Study]) -> Chart | None:
@@ -191,7 +191,7 @@ def _to_goal(
     return Chart(
         id,
         title,
-        f"Until {what}: medians, least and largest over runs; validation and checkpoints are not counted.",
+        f"Until {what}: median, minimum and maximum over runs; validation and checkpoints are not counted.",
         axis_along(axis_words(axis), _places(studies, axis)),
         log_axis(unit, [value for curve in curves for value in curve.y]),
         tuple(curves),
@@ -204,9 +204,9 @@ def _summary_curves(
     middle: Callable[[Setting], tuple[Summary, float] | None],
     text: Callable[[Summary], str],
 ) -> list[Curve]:
-    """A curve for each series of each study, with the range over runs around its middle."""
+    """Returns a curve for each series of each study, with the range over runs."""
     curves: list[Curve] = []
-    for placed in place_series(studies):
+    for placed in style_series(studies):
         series = placed.series
         known = [(setting, *value) for setting in series.settings if (value := middle(setting))]
         if not known:
@@ -230,11 +230,11 @@ def _summary_curves(
 
 
 def _collapsed(studies: Sequence[Study], axis: str, metric: str, curves: Sequence[Curve]) -> list[Curve]:
-    """Every run that collapsed as a cross, in the colour of its series."""
+    """Returns a cross for every collapsed run, in the colour of its series."""
     edge = max((high or 0.0 for curve in curves for high in curve.high or ()), default=0.0)
     worst = edge if is_lower_better(metric) else 0.0
     crosses = []
-    for placed in place_series(studies):
+    for placed in style_series(studies):
         runs = [(setting, run) for setting in placed.series.settings for run in setting.collapsed]
         if runs:
             values = [run.final.get(metric, math.nan) for _, run in runs]

@@ -40,13 +40,13 @@
     for (const figure of figures) Plotly.update(figure.id, traceColours(figure), layoutColours(figure));
   }
 
-  // Panels side by side as there is room, with the titles of axes at the edges alone.
+  // Arranges panels in columns by the width of the page; only outer panels have axis titles.
   function arranged(figure, width) {
     const number = figure.panels.length;
     if (number < 2) return { rows: 1, layout: {} };
     const columns = width < 560 ? 1 : number > 4 && width > 1000 ? 3 : 2;
     const rows = Math.ceil(number / columns), height = rows * panelHeight;
-    const above = 26 / height, below = (width < 700 ? 48 : 32) / height, beside = 0.03;  // numbers may be aslant
+    const above = 26 / height, below = (width < 700 ? 48 : 32) / height, beside = 0.03;  // tick labels may be rotated
     const wide = (1 - beside * (columns - 1)) / columns;
     const high = (1 - rows * above - (rows - 1) * below) / rows;
     const layout = { annotations: [] };
@@ -75,7 +75,7 @@
     return legend ? Math.max(0, Math.round(legend.getBoundingClientRect().height) - 24) : 0;
   }
 
-  // A legend of many lines would leave no room for the plot: the figure grows by it, and by its rows of panels.
+  // Increases the height of a figure by the height of its legend and its rows of panels.
   function fit() {
     for (const figure of figures) {
       const plot = plotOf(figure), found = arranged(figure, plot.clientWidth);
@@ -99,15 +99,15 @@
     }
   }
 
-  function setWay(figure, index) {
-    const way = figure.ways[index], layout = {};
-    figure.xTitle = way.title;
+  function setXAxis(figure, index) {
+    const chosen = figure.x_axes[index], layout = {};
+    figure.xTitle = chosen.title;
     for (const axis of axesOf(figure, "x")) {
-      layout[axis + ".title.text"] = way.title;
+      layout[axis + ".title.text"] = chosen.title;
       layout[axis + ".autorange"] = true;
     }
-    Plotly.update(figure.id, { x: way.x }, Object.assign(layout, arranged(figure, plotOf(figure).clientWidth).layout));
-    press(figure, "way", index);
+    Plotly.update(figure.id, { x: chosen.x }, Object.assign(layout, arranged(figure, plotOf(figure).clientWidth).layout));
+    press(figure, "axis", index);
   }
 
   function setView(figure, index) {
@@ -137,7 +137,7 @@
   window.addEventListener("resize", fit);
   for (const button of document.querySelectorAll("[data-chart]")) {
     const figure = figures.find((each) => each.id === button.dataset.chart);
-    if (button.dataset.way) button.addEventListener("click", () => setWay(figure, Number(button.dataset.way)));
+    if (button.dataset.axis) button.addEventListener("click", () => setXAxis(figure, Number(button.dataset.axis)));
     else button.addEventListener("click", () => setView(figure, Number(button.dataset.view)));
   }
   theme.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));

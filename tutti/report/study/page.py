@@ -1,4 +1,4 @@
-"""One page of HTML that shows a study, with all it needs inside: it opens from a file, without a network."""
+"""The HTML page of a study: one self-contained file that opens without a network."""
 
 import json
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from tutti.study.conclusions import conclude
 from tutti.study.definition import Definition
 
 _HERE = Path(__file__).parent
-_LONG = 40  # rows of a table that scrolls by itself
+_LONG = 40  # rows from which on a table scrolls
 _RULE = (
-    "Drawn by rule from the numbers below. Intervals hold 95 % of 1,000 bootstrap draws over runs and the log windows "
-    "within them; with one run at a setting they say nothing of what differs from run to run. A run has collapsed when "
-    "its loss is not finite or ends above its start, or its accuracy ends within 1.5 times chance. Outliers are more "
-    "than 3.5 scaled median absolute deviations from the median, and 1 % (windows) or 5 % (runs); they are marked and "
-    "never dropped."
+    "These sentences follow from the numbers below by fixed rules. Intervals contain 95% of 1,000 bootstrap draws "
+    "over runs and the log windows within them; with one run per setting they do not include the variation between "
+    "runs. A run has collapsed if its loss is not finite or ends above its start, or if its final accuracy is at most "
+    "1.5 times chance. Outliers differ from the median by more than 3.5 scaled median absolute deviations and by more "
+    "than 1% (windows) or 5% (runs); they are marked and included."
 )
 
 
@@ -45,7 +45,7 @@ class StudySection:
 
 
 def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, folder: Path, pictures: str) -> str:
-    """The whole page about the first study; a second one is compared with it."""
+    """Builds the page of the first study; a second one is compared with it."""
     analysis = studies[0].analysis
     other = studies[1].analysis if len(studies) > 1 else None
     settings = len(analysis.settings)
@@ -79,7 +79,7 @@ def _template() -> Template:
 
 
 def _breakable(title: str) -> Markup:
-    """A title that may continue on another line after a dot or an underscore."""
+    """Allows a line break after dots and underscores of a title."""
     return Markup(str(escape(title)).replace(".", ".<wbr>").replace("_", "_<wbr>"))
 
 
@@ -110,7 +110,7 @@ def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
 
 
 def _date(created: str) -> str:
-    """A time as people write it, to the minute."""
+    """A time to the minute."""
     try:
         return f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M %Z}".strip()
     except ValueError:
@@ -118,7 +118,7 @@ def _date(created: str) -> str:
 
 
 def _find_wide(charts: Sequence[Chart]) -> list[bool]:
-    """Which charts take a whole row: the large ones, and those without a neighbour in a row of two."""
+    """Returns which charts take a whole row: the large ones, and those without a neighbour."""
     wide = [chart.id in ("metric", "losses") or len(chart.panels) > 1 or _bars(chart) > 8 for chart in charts]
     alone: list[int] = []
     for place, is_wide in enumerate([*wide, True]):
@@ -141,7 +141,7 @@ def _section(study: Study, page: Path) -> StudySection:
         "overrides": " ".join(definition.overrides) or "none",
         "launch line": definition.launch_line,
         "at once": f"{definition.at_once} points" if definition.at_once > 1 else "",
-        "on": definition.on or "ranks started here, or inside the allocation",
+        "on": definition.on or "this machine or allocation",
         "collectives": analysis.links.source if analysis.links else "",
         "made with": ", ".join(f"{name} {version}" for name, version in definition.versions.items()),
     }
@@ -157,5 +157,5 @@ def _section(study: Study, page: Path) -> StudySection:
         points=points_table(analysis, page),
         facts=facts,
         conditions=conditions_table(analysis),
-        launches=Table("How each point was started.", ("point", "launch line"), lines),
+        launches=Table("The command that started each point.", ("point", "launch line"), lines),
     )

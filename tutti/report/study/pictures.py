@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib, for papers: a PNG and an SVG each."""
+"""Charts drawn by matplotlib, as PNG and SVG."""
 
 import math
 from dataclasses import replace
@@ -14,12 +14,12 @@ from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of
 from tutti.report.style import MARKS, STROKES, plt
 from tutti.runs.step_parts import StepPart
 
-_SHORT_LEGEND = 5  # entries that find room among the curves
+_SHORT_LEGEND = 5  # entries of a legend inside the axes
 _HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "//", StepPart.STRAGGLER: "\\\\"}
 
 
 def draw_charts(charts: list[Chart], folder: Path) -> list[Path]:
-    """Draw every chart; one that can be laid out in two ways, or seen close up, gives two pictures."""
+    """Draws every chart; one with a second x axis or an enlarged view gives two pictures."""
     folder.mkdir(exist_ok=True)
     paths = []
     for chart in charts:
@@ -47,9 +47,9 @@ def _draw(chart: Chart, x: ChartAxis, path: Path, is_other: bool) -> list[Path]:
             continue
         curves = [curve for curve in chart.curves if curve.panel == panels[place]]
         _draw_panel(axes, chart, curves, is_other)
-        _dress(axes, chart, x)
+        _format_axes(axes, chart, x)
         if columns > 1:
-            _dress_panel(axes, panels[place], place % columns == 0, place + columns >= len(panels))
+            _format_panel(axes, panels[place], place % columns == 0, place + columns >= len(panels))
     figure.suptitle(chart.title)
     _add_legend(figure, grid.flat[0], chart)
     paths = [path.with_suffix(".png"), path.with_suffix(".svg")]
@@ -78,8 +78,8 @@ def _draw_panel(axes: Axes, chart: Chart, curves: list[Curve], is_other: bool) -
             _plot(axes, curve, is_other)
 
 
-def _dress_panel(axes: Axes, title: str, is_left: bool, is_lowest: bool) -> None:
-    """A title of its own; those of the axes at the edges alone."""
+def _format_panel(axes: Axes, title: str, is_left: bool, is_lowest: bool) -> None:
+    """Sets the title of a panel; only outer panels have axis titles."""
     axes.set_title(title, fontsize=10)
     axes.tick_params(labelsize=8, labelbottom=is_lowest)
     if not is_left:
@@ -89,7 +89,7 @@ def _dress_panel(axes: Axes, title: str, is_left: bool, is_lowest: bool) -> None
 
 
 def _add_legend(figure: Figure, axes: Axes, chart: Chart) -> None:
-    """Inside where it is short, else above the panels."""
+    """Draws a short legend inside the axes, a long one below them."""
     found: dict[str, Any] = {}
     for each in figure.axes:
         found = dict(zip(*reversed(each.get_legend_handles_labels()), strict=True)) | found
@@ -135,8 +135,8 @@ def _plot(axes: Axes, curve: Curve, is_other: bool) -> None:
         )
 
 
-def _dress(axes: Axes, chart: Chart, x: ChartAxis) -> None:
-    """Scales, ticks, titles and the legend."""
+def _format_axes(axes: Axes, chart: Chart, x: ChartAxis) -> None:
+    """Sets scales, ticks, titles and the grid."""
     y = chart.y
     axes.set(xlabel=x.title, ylabel=y.title)
     if x.log:

@@ -1,4 +1,4 @@
-"""Charts drawn by plotly, for the page: what its script hands to plotly.js."""
+"""Charts as data and layout for plotly.js."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ _HATCHES: dict[str, str] = {StepPart.COMMUNICATION: "/", StepPart.STRAGGLER: "\\
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """A chart as plotly's data and layout, with what the page's switches exchange and the titles of its panels."""
+    """Returns plotly's data and layout of a chart, its panel titles, and the values of the page's buttons."""
     panels = chart.panels
     traces = [_bars(curve) if chart.kind == "bars" else _trace(curve) for curve in chart.curves]
     for trace, curve in zip(traces, chart.curves, strict=True):
@@ -37,7 +37,7 @@ def figure_of(chart: Chart) -> dict[str, Any]:
     found: dict[str, Any] = {"id": chart.id, "panels": panels} | json.loads(figure.to_json() or "{}")
     found["layout"].pop("template", None)
     if chart.other_axis:
-        found["ways"] = [
+        found["x_axes"] = [
             {"title": chart.x.title, "x": [list(curve.x) for curve in chart.curves]},
             {"title": chart.other_axis.title, "x": [list(curve.other_x or ()) for curve in chart.curves]},
         ]
@@ -47,12 +47,12 @@ def figure_of(chart: Chart) -> dict[str, Any]:
 
 
 def _axis_number(panel: int) -> str:
-    """As plotly counts axes: the first has no number."""
+    """The number of an axis in plotly: the first has none."""
     return "" if panel == 0 else str(panel + 1)
 
 
 def _axes(chart: Chart, panels: int) -> dict[str, Any]:
-    """Axes for every panel, which zoom together; the page's script says where they stand."""
+    """Returns linked axes for every panel; page.js sets their positions."""
     x = _axis(chart.x) | ({"type": "category"} if chart.kind == "bars" else {})
     y = _axis(chart.y)
     found = {}

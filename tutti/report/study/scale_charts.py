@@ -1,4 +1,4 @@
-"""The charts of a study of ranks: throughput, efficiency, parts of a step, communication."""
+"""The charts of a scaling study: throughput, efficiency, parts of a step, communication."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ PART_COLOURS = {
 
 
 def scale_charts(studies: Sequence[Study]) -> list[Chart]:
-    """All charts that the studies have figures for."""
+    """Returns all charts for which the studies have data."""
     known = [study for study in studies if study.analysis.scaling]
     if not known:
         return []
@@ -44,8 +44,8 @@ def _throughput(studies: Sequence[Study]) -> Chart:
     return Chart(
         "throughput",
         "Throughput",
-        "Samples per second of all ranks: medians with 95 % intervals, single runs as small marks (crosses: outliers), "
-        "and the ideal from the smallest number of ranks.",
+        "Samples per second of all ranks: medians with 95% intervals, runs as small markers (crosses: outliers), "
+        "and ideal scaling from the smallest number of ranks.",
         axis_along("ranks", _all_ranks(studies), log=True),
         log_axis("samples/s", [value for curve in curves for value in curve.y]),
         tuple(curves),
@@ -67,8 +67,8 @@ def _efficiency(studies: Sequence[Study]) -> Chart:
     return Chart(
         "efficiency",
         "Efficiency",
-        "Samples per second and rank against the smallest number of ranks, with 95 % bootstrap intervals over runs and "
-        "log windows.",
+        "Samples per second and rank relative to the smallest number of ranks, with 95% bootstrap intervals over runs "
+        "and log windows.",
         axis_along("ranks", ranks, log=True),
         ChartAxis("efficiency", percent=True, least=0.0, most=max(1.1, 1.05 * highest)),
         tuple(curves),
@@ -94,9 +94,9 @@ def _parts(studies: Sequence[Study]) -> Chart | None:
     ]
     return Chart(
         "parts",
-        "Where a step goes",
-        "Shares of a step by number of ranks. Communication is what is exposed: not hidden behind the backward pass. "
-        "Straggler is the time that ranks wait for the slowest one.",
+        "Parts of a step",
+        "Shares of a step by number of ranks. Communication is the exposed part, which is not hidden behind the "
+        "backward pass. Straggler is the time that ranks wait for the slowest one.",
         ChartAxis("ranks"),
         ChartAxis("share of a step", percent=True, least=0.0, most=1.0),
         tuple(curves),
@@ -105,7 +105,7 @@ def _parts(studies: Sequence[Study]) -> Chart | None:
 
 
 def _communication(studies: Sequence[Study]) -> Chart | None:
-    """Seconds a step, with the line fitted to them."""
+    """Exposed communication per step, with its fit."""
     curves = []
     for index, study in enumerate(studies):
         scaling = _scaling(study)
@@ -124,20 +124,20 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
         return None
     curves += _by_links(studies)
     links = next((study.analysis.links for study in studies if study.analysis.links), None)
-    source = f" Beside it one all-reduce of the gradients by the collectives of {links.source}." if links else ""
+    source = f" For comparison: one all-reduce of the gradients by the collectives of {links.source}." if links else ""
     return Chart(
         "communication",
         "Exposed communication",
-        "Time of a step in which ranks wait for averaged gradients and do nothing else, and the fit "
+        "Time per step in which ranks only wait for averaged gradients, and the fit "
         f"latency + volume x 2 (n - 1) / n.{source}",
         axis_along("ranks", [ranks for ranks in _all_ranks(studies) if ranks > 1], log=True),
-        ChartAxis("ms a step", least=0.0),
+        ChartAxis("ms per step", least=0.0),
         tuple(curves),
     )
 
 
 def _by_links(studies: Sequence[Study]) -> list[Curve]:
-    """What one all-reduce of the gradients takes by the model of measured collectives; once where it is the same."""
+    """Returns the time of one all-reduce of the gradients by the model of collectives; once if studies share it."""
     known = {
         tuple((e.ranks, e.seconds) for e in study.analysis.links.comparisons): study
         for study in studies[::-1]
@@ -181,7 +181,7 @@ def _with_intervals(
 
 
 def _single_runs(study: Study, index: int) -> list[Curve]:
-    """Every run as a small mark, outliers as crosses."""
+    """Returns every run as a small marker, outliers as crosses."""
     curves = []
     for is_outlier in (False, True):
         runs = [(run, run.speed) for run in study.analysis.runs if run.speed and run.is_outlier == is_outlier]
@@ -225,7 +225,7 @@ def _speed_text(point: ScalePoint) -> str:
 
 def _part_text(point: ScalePoint, part: StepPart) -> str:
     seconds = f", {units.duration(point.shares[part] * point.step_seconds)}" if point.step_seconds else ""
-    return f"{_of(point)}<br>{part} {point.shares[part]:.1%}{seconds}"
+    return f"{_of(point)}<br>{part} {units.percent(point.shares[part], 1)}{seconds}"
 
 
 def _exposed(point: ScalePoint) -> Estimate:

@@ -1,4 +1,4 @@
-"""The tables of a study: its settings, its points, its conditions; and its points as CSV."""
+"""The tables of a study: settings, points and conditions; and its points as CSV."""
 
 import csv
 import io
@@ -21,16 +21,16 @@ _LONG_TEXT = 30
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table; a number stands to the right."""
+    """A cell of a table; numbers are aligned to the right."""
 
     text: str
     is_number: bool = False
     link: str | None = None
-    kind: str = ""  # how it looks: a state
+    kind: str = ""  # CSS class of a state
 
     @property
     def css_class(self) -> str:
-        """The class of its cell on the page."""
+        """The CSS class of the cell."""
         if self.link:
             return "name"
         return "number" if self.is_number else "words" if len(self.text) > _LONG_TEXT else ""
@@ -49,12 +49,12 @@ class Table:
 
     @property
     def number_columns(self) -> list[bool]:
-        """By column, whether all of its cells are numbers."""
+        """For each column, whether all of its cells are numbers."""
         return [bool(self.rows) and all(row[n].is_number for row in self.rows) for n in range(len(self.titles))]
 
 
 def settings_table(analysis: Analysis) -> Table:
-    """What was measured at each setting, with n and spread."""
+    """Returns the results of each setting, with their numbers of runs and ranges."""
     return _scaling_table(analysis) if analysis.scaling else _sweep_table(analysis)
 
 
@@ -62,7 +62,7 @@ def _scaling_table(analysis: Analysis) -> Table:
     assert analysis.scaling is not None
     rows = []
     for point in analysis.scaling.points:
-        is_first = point is analysis.scaling.points[0]  # against which the others are held
+        is_first = point is analysis.scaling.points[0]  # the reference of the others
         share = point.share_estimates.get(StepPart.COMMUNICATION)
         speed = point.speed
         texts = [
@@ -83,14 +83,14 @@ def _scaling_table(analysis: Analysis) -> Table:
         "samples/s",
         "speed-up",
         "efficiency",
-        "a step",
+        "step time",
         "exposed communication",
     )
-    return Table("By number of ranks: medians over finished runs, with 95 % bootstrap intervals.", titles, rows)
+    return Table("By number of ranks: medians over finished runs, with 95% bootstrap intervals.", titles, rows)
 
 
 def links_table(analysis: Analysis) -> Table | None:
-    """Exposed communication beside an all-reduce by measured links, where there are some."""
+    """Compares exposed communication with an all-reduce over measured links; None without a measurement."""
     if analysis.links is None or not analysis.links.comparisons:
         return None
     rows = []
@@ -98,8 +98,8 @@ def links_table(analysis: Analysis) -> Table | None:
         exposed = units.interval(units.duration, each.exposed.value, each.exposed.low, each.exposed.high)
         texts = [str(each.ranks), each.size, exposed, units.duration(each.seconds), each.ratio.percent()]
         rows.append([Cell(text, is_number=True) for text in texts])
-    caption = "Exposed communication beside one all-reduce of the gradients by the measured links."
-    titles = ("ranks", "gradients", "exposed a step", "all-reduce by the links", "exposed / all-reduce")
+    caption = "Exposed communication compared with one all-reduce of the gradients over the measured links."
+    titles = ("ranks", "gradients", "exposed per step", "all-reduce by the links", "exposed / all-reduce")
     return Table(caption, titles, rows)
 
 
@@ -109,7 +109,7 @@ def _sweep_table(analysis: Analysis) -> Table:
     if metric:
         titles += (f"final {units.metric_title(metric)}", f"best {units.metric_title(metric)}")
     titles += ("steps to goal", "time to goal")
-    caption = "By setting, over runs: means with the least and the largest; for steps and times medians."
+    caption = "By setting, over runs: mean (minimum to maximum); steps and times are medians."
     show = _value_cells(analysis)
     return _without_empty(Table(caption, titles, [_sweep_row(each, keys, metric, show) for each in analysis.settings]))
 
@@ -128,27 +128,27 @@ def _sweep_row(setting: Setting, keys: list[str], metric: str | None, show: Show
 
 
 def _range(metric: str, found: Summary) -> str:
-    """The mean with the least and the largest of several runs."""
+    """The mean with minimum and maximum over runs."""
     if found.n == 1:
         return units.metric(metric, found.mean)
     return units.interval(lambda value: units.metric(metric, value), found.mean, found.low, found.high)
 
 
 def _of_some(n: int, ended: int) -> str:
-    """How many runs a figure is of, where it is not of all."""
+    """The number of runs of a value, if not all."""
     return "" if n == ended else f" ({n} of {ended})"
 
 
 def points_table(analysis: Analysis, page: Path) -> Table:
-    """Every point with its state and figures, linked to its run folder."""
+    """Returns every point with its state and results, linked to its run folder."""
     keys, metric = [key for key in analysis.varied if key != "ranks"], analysis.metric
-    titles = ("point", "state", "ranks", *keys, "seed", "samples/s", "windows", "least to largest", "communication")
+    titles = ("point", "state", "ranks", *keys, "seed", "samples/s", "windows", "range", "communication")
     if metric:
         titles += (f"final {units.metric_title(metric)}", f"best {units.metric_title(metric)}")
     titles += ("time to goal", "remarks")
     show = _value_cells(analysis)
     rows = [_point_row(run, keys, metric, page, show) for run in analysis.runs]
-    return _without_empty(Table("All points, those that failed or have not run included.", titles, rows))
+    return _without_empty(Table("All points, including those that failed or have not run.", titles, rows))
 
 
 def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path, show: ShowValue) -> list[Cell]:
@@ -184,19 +184,19 @@ def _remarks(run: RunFigures) -> list[str]:
 
 
 def _without_empty(table: Table) -> Table:
-    """Leave out columns in which no row has anything."""
+    """Removes columns without any text."""
     kept = [place for place in range(len(table.titles)) if any(row[place].text for row in table.rows)]
     return Table(table.caption, tuple(table.titles[p] for p in kept), [[row[p] for p in kept] for row in table.rows])
 
 
 def _link(run: RunFigures, page: Path) -> str | None:
-    """The run folder seen from the page; None where there is none."""
+    """The link from the page to the run folder; None if it does not exist."""
     folder = Path(run.outcome.folder)
     return quote(os.path.relpath(folder.resolve(), page.parent.resolve())) + "/" if folder.is_dir() else None
 
 
 def _value_cells(analysis: Analysis) -> ShowValue:
-    """What shows a value of a key among all values that it takes."""
+    """Returns the function that shows a value of a key, given all values of that key."""
 
     def show(key: str, value: Any) -> Cell:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -207,7 +207,7 @@ def _value_cells(analysis: Analysis) -> ShowValue:
 
 
 def conditions_table(analysis: Analysis) -> Table:
-    """Under which conditions the runs were made: every value that occurred, by its name."""
+    """Returns the conditions of the runs: every value that occurred."""
     found: dict[str, dict[str, None]] = {}
     for run in analysis.runs:
         for name, value in _conditions(run.outcome.conditions):
@@ -215,9 +215,7 @@ def conditions_table(analysis: Analysis) -> Table:
     seeds = sorted({run.outcome.point.seed for run in analysis.runs})
     found["seed"] = {str(seed): None for seed in seeds}
     rows = [[Cell(name), Cell("; ".join(values))] for name, values in found.items()]
-    return Table(
-        "What the runs recorded; several values where they differ between points.", ("condition", "value"), rows
-    )
+    return Table("Recorded by the runs; several values if points differ.", ("condition", "value"), rows)
 
 
 _NOT_CONDITIONS = ("started", "ended", "process", "state", "ranks", "launch_line", "resumed_from", "cores", "host")
@@ -246,7 +244,7 @@ def _speed(samples_per_second: float) -> str:
 
 
 def points_csv(analysis: Analysis) -> str:
-    """Every point as a line of plain numbers."""
+    """Returns every point as a line of CSV with plain numbers."""
     metrics = list(dict.fromkeys(name for run in analysis.runs for name in run.final))
     keys = list(dict.fromkeys(key for run in analysis.runs for key in run.outcome.point.values if key != "ranks"))
     titles = ["id", "state", "reason", "ranks", *keys, "repeat", "seed", "global_batch", "per_rank_batch", "windows"]
@@ -259,7 +257,7 @@ def points_csv(analysis: Analysis) -> str:
     writer = csv.DictWriter(text, titles, lineterminator="\n")
     writer.writeheader()
     for run in analysis.runs:
-        writer.writerow(_csv_row(run, keys, metrics) | _csv_exchange(analysis, run))
+        writer.writerow(_csv_row(run, keys, metrics) | _csv_links(analysis, run))
     return text.getvalue()
 
 
@@ -281,8 +279,8 @@ def _csv_row(run: RunFigures, keys: list[str], metrics: list[str]) -> dict[str, 
     return row | {"collapse": run.collapse, "folder": run.outcome.folder}
 
 
-def _csv_exchange(analysis: Analysis, run: RunFigures) -> dict[str, Any]:
-    """The gradients of a run, its exposed seconds a step, and an all-reduce on as many ranks by measured links."""
+def _csv_links(analysis: Analysis, run: RunFigures) -> dict[str, Any]:
+    """The gradient size of a run, its exposed seconds per step, and an all-reduce over measured links."""
     found = analysis.links.at(run.outcome.point.ranks) if analysis.links else None
     if found is None or not run.shares or run.speed is None:
         return {}
@@ -295,5 +293,5 @@ def _csv_exchange(analysis: Analysis, run: RunFigures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that is a mapping or a list as JSON, which other programs read."""
+    """Returns mappings and lists as JSON, other values unchanged."""
     return json.dumps(value) if isinstance(value, Mapping | list) else value

@@ -1,4 +1,4 @@
-"""The report of a study: a page, pictures for papers, and the points as CSV, from the study's folder alone."""
+"""Writes the report of a study: a page, pictures, and the points as CSV, from the study folder."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tutti.study.outcome import read_outcomes
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What was written, and what it says first."""
+    """The paths of the report, and its conclusions."""
 
     page: Path
     pictures: Path
@@ -31,7 +31,7 @@ class StudyReport:
 def write_report(
     folder: Path, compare: Path | None = None, out: Path | None = None, collectives: Path | None = None
 ) -> StudyReport:
-    """Write the report of a study into its folder, or as the file `out` with its pictures beside it."""
+    """Writes the report of a study into its folder, or to the file `out` with the pictures beside it."""
     this = read_study(folder, collectives)
     other = read_study(compare, collectives) if compare is not None else None
     report = _places(folder, out, conclude(this, other))
@@ -51,13 +51,13 @@ def write_report(
 
 
 def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
-    """The figures of the study in a folder; with a measurement of collectives also what that says of them."""
+    """Analyses the study in a folder, and compares it with a measurement of collectives if given."""
     study = StudyFolder(folder)
     definition = read_definition(study)
     if collectives is not None and definition.kind != "scale":
         raise ConfigError(
-            f"--collectives {collectives}: {folder} is a {definition.kind}, on one number of ranks: expected a study "
-            "of ranks, by tutti scale. Leave out --collectives."
+            f"--collectives {collectives}: {folder} is a {definition.kind}, on one number of ranks: expected a "
+            "scaling study, by tutti scale. Leave out --collectives."
         )
     outcomes = read_outcomes(study, definition)
     analysis = analyse(definition, outcomes)
@@ -73,17 +73,17 @@ def _places(folder: Path, out: Path | None, conclusions: list[str]) -> StudyRepo
     if out.suffix.lower() not in (".html", ".htm"):
         raise FolderError(f"--out {out}: expected the name of an HTML file, such as {out.with_suffix('.html')}.")
     if not out.parent.is_dir():
-        raise FolderError(f"--out {out}: there is no folder {out.parent}. Make it first, or choose another place.")
+        raise FolderError(f"--out {out}: there is no folder {out.parent}. Create it first, or choose another one.")
     return StudyReport(out, out.with_name(f"{out.stem}_figures"), out.with_name(f"{out.stem}_points.csv"), conclusions)
 
 
 def _named(this: Analysis, other: Analysis | None, folder: Path, compare: Path | None) -> list[Study]:
-    """Studies with names that tell them apart: their batch of a rank where it differs, else their folders."""
+    """Returns studies with distinct names: their per-rank batches if these differ, else their folders."""
     if other is None or compare is None:
         return [Study("measured", this)]
     batches = [_rank_batch(each) for each in (this, other)]
     if None not in batches and batches[0] != batches[1]:
-        return [Study(f"{batch:,} a rank", each) for batch, each in zip(batches, (this, other), strict=True)]
+        return [Study(f"{batch:,} per rank", each) for batch, each in zip(batches, (this, other), strict=True)]
     names = [folder.resolve().name, compare.resolve().name]
     if names[0] == names[1]:
         names = ["this study", "the other study"]
@@ -91,6 +91,6 @@ def _named(this: Analysis, other: Analysis | None, folder: Path, compare: Path |
 
 
 def _rank_batch(analysis: Analysis) -> int | None:
-    """The batch of a rank, where a study of ranks keeps it."""
+    """The per-rank batch, if it is the same on all numbers of ranks."""
     found = {point.per_rank_batch for point in analysis.scaling.points} if analysis.scaling else set()
     return found.pop() if len(found) == 1 else None
