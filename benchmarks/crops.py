@@ -1,27 +1,26 @@
-"""What cutting whole batches of crops saves: crops a second against h5py in a DataLoader with two worker processes.
+"""Random crops per second from a simulation box: tutti, and h5py in a DataLoader with two worker processes.
 
-Claim: on a CPU, one process whose threads cut and turn a whole batch gives at least 5 times (`memory` source) and 3
-times (`disk` source) the crops a second of h5py in a torch DataLoader whose two worker processes do one at a time.
+Claim: on a CPU, tutti delivers at least 5 times (`memory` source) and 3 times (`disk` source) the crops per second of
+h5py in a torch DataLoader with two worker processes.
 
-- tutti: `NbodyCrops.batch` with symmetries and vectors on, as the recipe's `nbody` opens it, in this process with as
-  many threads as the peers have workers; the box is in memory, or in its file.
-- DataLoader, h5py: a map-style dataset, the tutorial's way. Each worker opens the file once; a sample draws a corner
-  and one of the 24 rotations with NumPy, reads both crops into buffers kept for that (`read_direct`), turns them as
-  views and copies them.
-- DataLoader, in memory: the same, with crops sliced out of a box that was read before the workers were forked. For
-  information: the bars are held against h5py.
+- tutti: `NbodyCrops.batch` with symmetries and vectors, as the recipe `nbody` uses it, in one process with as many
+  threads as the peers have workers. The box is in memory or in its file.
+- DataLoader, h5py: a map-style dataset as in the tutorial. Each worker opens the file once. A sample draws a corner and
+  one of the 24 rotations with NumPy, reads both crops into reused buffers (`read_direct`), rotates and copies them.
+- DataLoader, in memory: the same with crops from a box in memory, which forked workers share. For information only: the
+  thresholds refer to h5py.
 
-All give random crops of 64^3, 4 + 5 channels, float32, in batches of 8. Ours are turned by all 48 symmetries of the
-cube, velocities with them, which is more work. Before anything is timed it is checked that all four make the same crop
-from the same corner and rotation (velocities left as they are), and both of ours the same batch from the same draws.
+All deliver random crops of 64^3, 4 + 5 channels, float32, in batches of 8. tutti applies all 48 symmetries of the cube
+and transforms velocities, which is more work. Before timing, the program checks that all four give the same crop for
+the same corner and rotation (without the transformation of velocities), and that both sources of tutti give the same
+batch for the same draws.
 
-The file is one that `tutti data make nbody` writes (chunks of 16^3), or --file; --layout contiguous rewrites it without
-chunks, for information: no bar is held against that. It is read once before the clock starts, so that it lies in the
-page cache, and nobody waits for a disk.
+The file is one that `tutti data make nbody` writes (chunks of 16^3), or --file. `--layout contiguous` rewrites it
+without chunks, for information. It is read once before timing, so that it is in the page cache.
 
-Clock: time.perf_counter around --crops crops, of which every batch is taken and some values of each are added up. One
-such pass of every contender is off the clock (worker processes start in it, and stay). Contenders alternate, and a
-ratio is the median of the ratios within each trial.
+Clock: time.perf_counter around --crops crops; every batch is taken and some of its values are summed. The first pass of
+every contender, in which worker processes start, is not timed. Contenders alternate; a ratio is the median of the
+ratios within each trial.
 """
 
 import argparse
@@ -56,7 +55,7 @@ Pass = Callable[[int], Iterable[Pair]]
 
 
 def rotations() -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """The 24 turns of the cube: axes in an order, some of them backwards, and no reflection."""
+    """The 24 rotations of the cube as permutations and reversals of axes, without reflections."""
     found = []
     for axes, flips in product(permutations(range(3)), product((False, True), repeat=3)):
         matrix = np.eye(3)[list(axes)] * np.where(flips, -1, 1)[:, None]
@@ -69,7 +68,7 @@ ROTATIONS = rotations()
 
 
 def turned(crop: np.ndarray, rotation: int) -> torch.Tensor:
-    """A crop after a rotation, in memory of its own."""
+    """Returns a rotated copy of a crop."""
     axes, flips = ROTATIONS[rotation]
     view = crop.transpose(0, *(1 + axis for axis in axes))
     for axis, flip in enumerate(flips, start=1):
@@ -78,7 +77,7 @@ def turned(crop: np.ndarray, rotation: int) -> torch.Tensor:
 
 
 class FileCrops(Dataset[Pair]):
-    """One random crop at a time, read through h5py by a file that each worker opens for itself."""
+    """Map-style dataset: random crops through h5py, from a file that each worker opens."""
 
     def __init__(self, box: BoxFile, samples: int) -> None:
         self._box, self._samples = box, samples
@@ -93,7 +92,7 @@ class FileCrops(Dataset[Pair]):
         return self.sample(corner, np.random.randint(len(ROTATIONS)))
 
     def sample(self, corner: np.ndarray, rotation: int) -> Pair:
-        """The crops at a given corner, after a given rotation."""
+        """Returns the crops at a corner under a rotation."""
         x, y, z = (slice(int(start), int(start) + CROP) for start in corner)
         inputs, targets = (turned(self.read(name, (slice(None), x, y, z)), rotation) for name in CHANNELS)
         return inputs, targets
@@ -109,7 +108,7 @@ class FileCrops(Dataset[Pair]):
 
 
 class MemoryCrops(FileCrops):
-    """One random crop at a time out of a box in memory, which forked workers share."""
+    """Map-style dataset: random crops of a box in memory, which forked workers share."""
 
     def __init__(self, box: BoxFile, samples: int) -> None:
         super().__init__(box, samples)
@@ -120,12 +119,12 @@ class MemoryCrops(FileCrops):
 
 
 def seed_worker(_: int) -> None:
-    """Give NumPy's generator in a worker the seed that torch has drawn for that worker."""
+    """Seeds NumPy's generator in a worker with torch's seed of that worker."""
     np.random.seed(torch.initial_seed() % 2**32)
 
 
 def torch_loader(samples: Dataset[Pair], workers: int, prefetch_factor: int) -> DataLoader[Pair]:
-    """The peer: worker processes that stay from pass to pass."""
+    """The peer: a DataLoader with persistent workers."""
     return DataLoader(
         samples,
         batch_size=BATCH,
@@ -139,7 +138,7 @@ def torch_loader(samples: Dataset[Pair], workers: int, prefetch_factor: int) -> 
 
 
 def tutti_pass(crops: NbodyCrops, seed: int) -> Pass:
-    """Passes over our crops, by number."""
+    """Returns a function that yields pass number n over tutti's crops."""
 
     def batches(number: int) -> Iterator[Pair]:
         for ids in torch.arange(len(crops)).split(BATCH):
@@ -149,10 +148,10 @@ def tutti_pass(crops: NbodyCrops, seed: int) -> Pass:
 
 
 def prepare(args: argparse.Namespace, folder: Path) -> BoxFile:
-    """The box file in the layout that was asked for, read once from end to end."""
+    """Returns the box file in the requested layout, after reading it once."""
     path = args.file
     if path is None:
-        print(f"making a box of {args.box}^3 cells (--file FILE takes one that is there)", flush=True)
+        print(f"making a box of {args.box}^3 cells (--file FILE uses an existing one)", flush=True)
         path = make_nbody(folder / "box.h5", box=args.box, seed=args.seed)
     box = open_box(path, CROP)
     if args.layout == "contiguous":
@@ -168,7 +167,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> BoxFile:
 
 
 def check_same_crops(box: BoxFile, ours: dict[str, NbodyCrops], seed: int) -> None:
-    """The same corner and rotation give the same crop everywhere, and the same draws the same batch of ours."""
+    """Checks that equal corners and rotations give equal crops, and equal draws equal batches of tutti."""
     fields = {name: read_field(box, name) for name in CHANNELS}
     sources = [HostSource(read, CROP, CPU, threads=1) for read in (InMemory(fields), read_disk(box))]
     symmetries = {(tuple(axes), tuple(flips)): row for row, (axes, flips) in enumerate(zip(AXES, FLIPS, strict=True))}
@@ -187,7 +186,7 @@ def check_same_crops(box: BoxFile, ours: dict[str, NbodyCrops], seed: int) -> No
 
 
 def crops_per_second(batches: Iterable[Pair]) -> float:
-    """Take every batch of a pass and touch it."""
+    """Times a pass in which every batch is taken and read."""
     crops, total = 0, 0.0
     began = time.perf_counter()
     for inputs, targets in batches:
@@ -199,7 +198,7 @@ def crops_per_second(batches: Iterable[Pair]) -> float:
 
 
 def compare(args: argparse.Namespace, box: BoxFile) -> dict[str, Any]:
-    """The checks, all trials of all contenders, and what follows from them."""
+    """Runs the checks and all trials; returns the result."""
     torch.set_num_threads(args.workers)
     torch.manual_seed(args.seed)
     facts = measure.conditions(
@@ -220,7 +219,7 @@ def compare(args: argparse.Namespace, box: BoxFile) -> dict[str, Any]:
         name: torch_loader(samples(box, args.crops), args.workers, args.prefetch)
         for name, samples in ((PEER, FileCrops), (PEER_IN_MEMORY, MemoryCrops))
     }
-    for loader in loaders.values():  # before this process has threads, with which it should not fork
+    for loader in loaders.values():  # before this process has threads: forking with threads is not safe
         crops_per_second(loader)
     ours = {
         f"tutti, {kind}": nbody("train", str(box.path), "", source=kind, crop=CROP, train_samples=args.crops)
@@ -250,12 +249,12 @@ def compare(args: argparse.Namespace, box: BoxFile) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table and the verdict."""
+    """Prints the table and the verdict."""
     facts = result["conditions"]
     workers = facts["workers_of_peer"]
     print(
         f"\n{facts['crops_per_trial']:,} crops of {CROP}^3 from a {facts['layout']} box of {facts['box']}^3, "
-        f"batches of {BATCH}; {workers} threads of ours, {workers} workers of a DataLoader:"
+        f"batches of {BATCH}; tutti with {workers} threads, DataLoader with {workers} workers:"
     )
     rows = []
     for name, rate in result["crops_per_second"].items():
@@ -269,15 +268,15 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Random crops a second of a box: whole batches by threads, or a DataLoader with worker processes.",
+        description="Random crops per second of a box: tutti, and a DataLoader with worker processes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--trials", type=int, default=7, help="trials of every contender")
     parser.add_argument("--crops", type=int, default=256, help="crops in a trial")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes of the DataLoader, threads of ours")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of the DataLoader, threads of tutti")
     parser.add_argument("--prefetch", type=int, default=2, help="the prefetch_factor of the DataLoader")
     parser.add_argument("--seed", type=int, default=42, help="seed of the box and of the draws")
-    parser.add_argument("--file", type=Path, help="a box that is there; else one is made, in about a minute")
+    parser.add_argument("--file", type=Path, help="an existing box; otherwise one is made, in about a minute")
     parser.add_argument("--box", type=int, default=256, help="side of the box that is made")
     parser.add_argument(
         "--layout", choices=("chunked", "contiguous"), default="chunked", help="the file as it is, or without chunks"

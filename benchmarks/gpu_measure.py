@@ -1,4 +1,4 @@
-"""What the GPU programs share: timed steps of a fixed batch, and the trainer's own step on one."""
+"""Functions that the GPU benchmarks share: timed steps on a fixed batch, and tutti's training step on one."""
 
 import gc
 import time
@@ -20,7 +20,7 @@ Step = Callable[[], Any]
 
 
 def find_gpu() -> torch.device:
-    """The GPU, or the CPU to try a program out."""
+    """Returns the GPU, or the CPU to try a program."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.backends.cudnn.benchmark = True
@@ -28,7 +28,7 @@ def find_gpu() -> torch.device:
 
 
 def timed(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds a step takes, from an idle device to an idle device."""
+    """Seconds per step, with the device synchronised before and after."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(steps):
@@ -38,12 +38,12 @@ def timed(step: Step, steps: int, device: torch.device) -> float:
 
 
 def warmed(step: Step, device: torch.device, steps: int = 5) -> float:
-    """Seconds of the first steps, which choose kernels and compile."""
+    """Seconds of the first steps, which select kernels and compile."""
     return steps * timed(step, steps, device)
 
 
 def memory_gib(device: torch.device) -> float:
-    """What is taken on the device now, after freeing what nobody holds."""
+    """Allocated memory of the device, after garbage collection."""
     gc.collect()
     if device.type != "cuda":
         return 0.0
@@ -52,7 +52,7 @@ def memory_gib(device: torch.device) -> float:
 
 
 def peak_memory_gib(step: Step, device: torch.device) -> float:
-    """The most memory that is taken during a step."""
+    """The peak memory of a step."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.reset_peak_memory_stats(device)
@@ -62,7 +62,7 @@ def peak_memory_gib(step: Step, device: torch.device) -> float:
 
 
 def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, targets: torch.Tensor) -> Step:
-    """What the trainer does in every step of a recipe on one rank, with a batch that is there already."""
+    """Returns tutti's training step of a recipe on one rank, for a batch on the device."""
     config = resolve(recipe, overrides).config
     placement = discover({})
     device = choose_device(config.runtime, placement)

@@ -1,21 +1,21 @@
-"""What the 3-D U-Net takes on one GPU: as the tutorial first wrote it, as the tutorial optimised it, and by tutti.
+"""The 3-D U-Net on one GPU: the tutorial's first version, the tutorial's optimised versions, and tutti.
 
 Claim: on one H200, at batch 64 and crops of 64^3, tutti's step is at least 2.0 times as fast as the tutorial's
-optimised one, and a training run out of a box of 512^3 reaches at least 95 % of the samples/s of that step alone.
+optimised step, and a training run from a box of 512^3 reaches at least 95% of the samples/s of that step alone.
 
-Compute only, one batch of random numbers that stays on the GPU, forward, backward and update:
+Compute only: one batch of random numbers stays on the GPU; a step is forward, backward and update.
 
-- as first written: fp32 as torch has it by default (convolutions in TF32), Adam, the loss read in every step.
+- first version: fp32 with torch's defaults (convolutions in TF32), Adam, the loss read in every step.
 - optimised, JIT: fp16 autocast with a gradient scaler, fused Adam, the loss through torch.jit.script.
-- optimised, compile: the same, with model and loss through torch.compile instead. The faster of the two is the peer.
-- tutti: the trainer's own step (`TorchLearner`) for the recipe nbody/short_opt: bf16, channels innermost, compiled,
-  first and last layer as matrix products. The network has the same 117.0 M parameters in all of them.
+- optimised, compile: the same, with model and loss through torch.compile. The faster of the two is the peer.
+- tutti: the training step (`TorchLearner`) of the recipe nbody/short_opt: bf16, channels last, compiled, first and last
+  layer as matrix products. The network has the same 117.0 M parameters in all versions.
 
-Whole: `tutti train nbody/short_opt` in this process, with the box that `tutti data make nbody` makes, its crops and
-symmetries, metrics and records; samples/s of the epochs after the first, as the run's record has them.
+Whole run: `tutti train nbody/short_opt` in this process with a box from `tutti data make nbody`, its crops and
+symmetries, metrics and records; samples/s of the epochs after the first, from the record of the run.
 
-Clock: time.perf_counter around steps of an idle device to an idle device, after warm-up and compilation; trials
-alternate, and ratios are taken within each trial.
+Clock: time.perf_counter around steps, with the device synchronised before and after, after warm-up and compilation.
+Trials alternate, and ratios are taken within each trial.
 """
 
 import argparse
@@ -48,8 +48,8 @@ def l1(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.l1_loss(outputs, targets)
 
 
-def first_written(inputs: torch.Tensor, targets: torch.Tensor, width: int) -> Step:
-    """fp32, Adam, and a synchronisation in every step."""
+def first_version(inputs: torch.Tensor, targets: torch.Tensor, width: int) -> Step:
+    """The tutorial's first version: fp32, Adam, and a synchronisation in every step."""
     model = UNet3d(width=width).to(inputs.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
 
@@ -64,7 +64,7 @@ def first_written(inputs: torch.Tensor, targets: torch.Tensor, width: int) -> St
 
 
 def optimised(inputs: torch.Tensor, targets: torch.Tensor, width: int, compiled: bool) -> Step:
-    """fp16 autocast, fused Adam, and a compiler for the loss or for everything."""
+    """The tutorial's optimised versions: fp16 autocast, fused Adam, and JIT for the loss or compile for everything."""
     kind = inputs.device.type
     model = UNet3d(width=width).to(inputs.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
@@ -88,7 +88,7 @@ def optimised(inputs: torch.Tensor, targets: torch.Tensor, width: int, compiled:
 
 
 def errors(device: torch.device, width: int, crop: int) -> dict[str, float]:
-    """How far plain convolutions and tutti's forms of them are from double precision, in single without TF32."""
+    """Errors of torch's convolutions and of tutti's forms in fp32 without TF32, relative to fp64."""
     torch.manual_seed(0)
     exact = UNet3d(width=width).to(device).double()
     inputs, weights = (torch.rand(2, c, *[crop] * 3, device=device, dtype=torch.float64) * 2 - 1 for c in (4, 5))
@@ -105,12 +105,12 @@ def errors(device: torch.device, width: int, crop: int) -> dict[str, float]:
 
 
 def _distance(exact: torch.Tensor, other: torch.Tensor) -> float:
-    """The size of the difference, relative to the size of the first."""
+    """The norm of the difference relative to the norm of the first."""
     return ((other - exact).norm() / exact.norm()).item()
 
 
 def whole_run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """A real run out of a real box: samples/s of its epochs after the first."""
+    """Trains from a box; returns samples/s of the epochs after the first."""
     train, valid = (args.data or folder) / "train.h5", (args.data or folder) / "valid.h5"
     for path, side, seed in ((train, args.box, 1), (valid, max(args.box // 2, args.crop), 2)):
         if not path.exists():
@@ -147,7 +147,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     overrides = [f"batch.global={args.batch}", f"model.width={args.width}", f"data.crop={args.crop}", *args.override]
     last = torch.channels_last_3d
     contenders = {
-        "as first written": partial(first_written, inputs, targets, args.width),
+        "first version": partial(first_version, inputs, targets, args.width),
         "optimised, JIT": partial(optimised, inputs, targets, args.width, False),
         "optimised, compile": partial(optimised, inputs, targets, args.width, True),
         "tutti": partial(

@@ -1,20 +1,19 @@
-"""What Horovod's API costs TensorFlow and Keras on tutti's engine, against plain Gloo.
+"""The overhead of Horovod's API for TensorFlow and Keras on tutti's engine, compared with Gloo.
 
 Claims, on 2 CPU ranks: a grouped all-reduce of 100 tensors of 1 MB in a tf.function takes at most 1.3 times as long as
-one all-reduce of 100 MB by torch's Gloo; a step of Keras' `fit` with a model of 10 million parameters takes at most
-1.25 times as long as a step in one process and one plain all-reduce of the same bytes together.
+one all-reduce of 100 MB by torch's Gloo. A step of Keras' `fit` with a model of 10 million parameters takes at most
+1.25 times as long as a step in one process plus one Gloo all-reduce of the same size.
 
-- grouped: `hvd.grouped_allreduce` of 100 tensors (op=Sum) in a tf.function that gives back all of them.
-- gloo: `torch.distributed.all_reduce` of one tensor of the same bytes, in the same processes.
+- grouped: `hvd.grouped_allreduce` of 100 tensors (op=Sum) in a tf.function that returns all of them.
+- gloo: `torch.distributed.all_reduce` of one tensor of the same size, in the same processes.
 - fit: three dense layers (10,082,570 parameters), SGD with momentum through `DistributedOptimizer`, data in memory.
-- alone: the same `fit` with the plain optimizer, in one process while the other waits.
-- side by side: the same without a wrapper in both processes at once, for which the memory of the machine is shared too.
+- alone: the same `fit` with the plain optimizer in one process, while the other waits.
+- concurrent: the same without a wrapper in both processes at once, which then also share the memory bandwidth.
 
-Clock: time.perf_counter on rank 0, between barriers of all ranks, after warm-up, in processes that hold all contenders;
-contenders alternate, and a ratio is the median of the ratios within each trial. A step of `fit` is from the beginning
-of its first batch to the end of its last, divided by their number: what `fit` does before and after (it waits for
-threads of tf.data to end, up to seconds) is nobody's step. Each rank has one core, and one thread for TensorFlow's
-operations.
+Clock: time.perf_counter on rank 0, between barriers of all ranks, after warm-up, in processes that hold all contenders.
+Contenders alternate; a ratio is the median of the ratios within each trial. A step of `fit` is the time from the start
+of its first batch to the end of its last, divided by their number; what `fit` does before and after (it waits up to
+seconds for threads of tf.data) is not counted. Each rank has one core and one thread for TensorFlow's operations.
 """
 
 import argparse
@@ -42,7 +41,7 @@ Work = Callable[[], Any]
 
 
 def time_calls(work: Work, calls: int) -> float:
-    """Seconds a call takes, from barrier to barrier."""
+    """Seconds per call, between barriers."""
     dist.barrier()
     began = time.perf_counter()
     for _ in range(calls):
@@ -52,7 +51,7 @@ def time_calls(work: Work, calls: int) -> float:
 
 
 def between_barriers(step: Callable[[], float], takes_part: bool = True) -> float:
-    """What a measurement gives that begins on all ranks together; who takes no part waits for its end."""
+    """Runs a measurement between barriers; ranks that take no part wait for its end."""
     dist.barrier()
     found = step() if takes_part else 0.0
     dist.barrier()
@@ -67,10 +66,10 @@ def messages(hvd: Any, tf: Any) -> dict[str, Work]:
 
 
 def fits(hvd_keras: Any, keras: Any, args: argparse.Namespace) -> tuple[dict[str, Callable[[], float]], int]:
-    """Seconds that a step of `fit` takes, with and without the wrapper; and the number of parameters."""
+    """Returns functions that time a step of `fit` with and without the wrapper, and the number of parameters."""
 
     class Clock(keras.callbacks.Callback):
-        """When the first batch began and the last one ended."""
+        """Keras callback that records the start of the first batch and the end of the last."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch == 0:
@@ -104,7 +103,7 @@ def fits(hvd_keras: Any, keras: Any, args: argparse.Namespace) -> tuple[dict[str
 
 
 def run_as_rank(args: argparse.Namespace) -> None:
-    """All trials; rank 0 writes what it has measured."""
+    """Runs all trials; rank 0 writes the results."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"
     end_with_parent()
@@ -140,7 +139,7 @@ def run_as_rank(args: argparse.Namespace) -> None:
     steps: dict[str, Callable[[], float]] = {
         "fit": lambda: between_barriers(made["fit"]),
         "alone": lambda: between_barriers(made["plain"], takes_part=rank == 0),
-        "side by side": lambda: between_barriers(made["plain"]),
+        "concurrent": lambda: between_barriers(made["plain"]),
         "all-reduce": lambda: time_calls(lambda: dist.all_reduce(gradients), args.steps),
     }
     for _, name in measure.alternating(tuple(steps), args.trials):
@@ -166,12 +165,12 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     seconds = measured["seconds"]
     sums = {
         name: [step + sent for step, sent in zip(seconds[name], seconds["all-reduce"], strict=True)]
-        for name in ("alone", "side by side")
+        for name in ("alone", "concurrent")
     }
     ratios = {
         "grouped over gloo": measure.paired(seconds["grouped"], seconds["gloo"]),
         "fit over alone + all-reduce": measure.paired(seconds["fit"], sums["alone"]),
-        "fit over side by side + all-reduce": measure.paired(seconds["fit"], sums["side by side"]),
+        "fit over concurrent + all-reduce": measure.paired(seconds["fit"], sums["concurrent"]),
     }
     bars = {
         f"100 x 1 MB at most {BAR_MESSAGES:g} of 100 MB": ratios["grouped over gloo"]["median"] <= BAR_MESSAGES,
@@ -197,7 +196,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="TensorFlow's and Keras' part of Horovod's API on tutti's engine, and plain Gloo.",
+        description="Horovod's API for TensorFlow and Keras on tutti's engine, compared with Gloo.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--batch", type=int, default=64, help="samples of a rank in a step")

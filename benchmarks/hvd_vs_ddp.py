@@ -1,18 +1,18 @@
-"""What Horovod's API costs on tutti's engine: a training step against torch's DDP, and many small messages against one.
+"""The overhead of Horovod's API on tutti's engine: a training step compared with DDP, and many small messages with one.
 
 Claims, on CPU ranks over Gloo: a step with `DistributedOptimizer` takes at most 1.10 times as long as a step with DDP;
-100 named asynchronous all-reduces of 1 KB take at most 5 times as long as one all-reduce of 100 KB by torch itself.
-On one GPU with one rank a step takes as long as one with no wrapper at all, within the spread of the trials.
+100 named asynchronous all-reduces of 1 KB take at most 5 times as long as one all-reduce of 100 KB by torch.
+On one GPU with one rank a step takes as long as a step without a wrapper, within the spread of the trials.
 
-- ddp: torch.nn.parallel.DistributedDataParallel as it comes, SGD with momentum.
-- hvd: tutti.horovod.torch as a script uses it: broadcast_parameters, DistributedOptimizer with named parameters.
-- plain (one rank only): the same loop with neither.
+- ddp: torch.nn.parallel.DistributedDataParallel with its defaults, SGD with momentum.
+- hvd: tutti.horovod.torch as in a script: broadcast_parameters, DistributedOptimizer with named parameters.
+- plain (one rank only): the same loop without either.
 
-The network is ResNet-18 for small images (11.2 M parameters in 62 tensors); all start from the same weights and have
-the same batch in every step, so that they must end with the same weights: the largest difference is in the record.
+The network is ResNet-18 for small images (11.2 M parameters in 62 tensors). All contenders start from the same weights
+and have the same batch in every step, so they must end with the same weights: the largest difference is recorded.
 
 Clock: time.perf_counter on rank 0 around a number of steps, between barriers of all ranks, after warm-up, in processes
-that hold all contenders; contenders alternate, and a ratio is the median of the ratios within each trial.
+that hold all contenders. Contenders alternate; a ratio is the median of the ratios within each trial.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def training_step(model: nn.Module, optimizer: Any, images: torch.Tensor, labels
 
 
 def make_contenders(args: argparse.Namespace, device: torch.device) -> dict[str, tuple[nn.Module, Step]]:
-    """Each with its network, of which all have the same first weights."""
+    """Builds the contenders, all with the same initial weights."""
     generator = torch.Generator().manual_seed(args.seed + hvd.rank())
     images = torch.randn(args.batch, 3, args.size, args.size, generator=generator).to(device)
     labels = torch.randint(0, 10, (args.batch,), generator=generator).to(device)
@@ -69,7 +69,7 @@ def make_contenders(args: argparse.Namespace, device: torch.device) -> dict[str,
 
 
 def time_steps(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds a step takes, from barrier to barrier."""
+    """Seconds per step, between barriers."""
     _meet(device)
     began = time.perf_counter()
     for _ in range(steps):
@@ -97,7 +97,7 @@ def small_messages(device: torch.device) -> dict[str, Step]:
 
 
 def run_as_rank(args: argparse.Namespace) -> None:
-    """All trials of one number of ranks; rank 0 writes what it has measured."""
+    """Runs all trials on one number of ranks; rank 0 writes the results."""
     end_with_parent()
     hvd.init()
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
@@ -185,7 +185,7 @@ def _meet(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="A training step through Horovod's API on tutti's engine, and through torch's DDP.",
+        description="A training step through Horovod's API on tutti's engine, compared with torch's DDP.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks, one after the other")

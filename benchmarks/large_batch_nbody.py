@@ -1,12 +1,12 @@
-"""The large-batch lesson on one GPU: the N-body U-Net at global batch 64 and 512, by accumulation.
+"""A large batch needs more epochs: the N-body U-Net at global batch 64 and 512 on one GPU, by gradient accumulation.
 
 Claim: with the same 10 epochs (of 4,096 crops), global batch 512 ends at a higher validation loss than 64, because it
-takes an eighth of the steps; with four times the epochs, half the steps of 64, it reaches the same or a lower one.
+has an eighth of the steps. With four times the epochs, half the steps of 64, it reaches the same or a lower loss.
 
-All runs have the same box, crops, micro-batches of 64, network and cosine decay. 512 has its rate scaled by the square
-root of 8, and a warm-up of 8 steps: the 128 of the full-size recipes, shortened as the epochs are (4,096 of 65,536).
+All runs have the same box, crops, micro-batches of 64, network and cosine decay. Batch 512 has a learning rate scaled
+by the square root of 8 and a warm-up of 8 steps: the 128 of the full-size recipes, shortened like the epochs.
 
-It writes the validation losses after every epoch to a JSON file, and draws them against epochs and against steps.
+The program writes the validation losses after every epoch to a JSON file, and plots them against epochs and steps.
 """
 
 import argparse
@@ -35,7 +35,7 @@ COLOURS = {"64, 10 epochs": "#0072b2", "512, 10 epochs": "#d55e00", "512, 40 epo
 
 
 def train(name: str, args: argparse.Namespace, data: Path, folder: Path) -> dict[str, Any]:
-    """One run; its validation loss before the first step and after every epoch."""
+    """Trains one run; returns its validation loss before the first step and after every epoch."""
     recipe, epochs = RUNS[name]
     overrides = [
         f"data.train={data / 'train.h5'}", f"data.valid={data / 'valid.h5'}", f"data.train_samples={args.samples}",
@@ -58,7 +58,7 @@ def train(name: str, args: argparse.Namespace, data: Path, folder: Path) -> dict
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Validation loss against epochs, and against steps."""
+    """Plots the validation loss against epochs and against steps."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     for axis, key in zip(figure.subplots(1, 2, sharey=True), ("epochs", "steps"), strict=True):
@@ -78,7 +78,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="The large-batch lesson with the N-body U-Net on one GPU.",
+        description="The N-body U-Net at global batch 64 and 512 on one GPU.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--box", type=int, default=512, help="cells on a side of the training box")

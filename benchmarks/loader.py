@@ -1,24 +1,24 @@
-"""What loading whole batches saves: augmented MNIST images a second against a DataLoader with two worker processes.
+"""Augmented MNIST images per second: tutti's loader, and a DataLoader with two worker processes.
 
-Claim: one process that gathers, shifts and normalises a whole batch at once gives at least 10 times the images a second
-of a torch DataLoader in which two worker processes do the same to one sample at a time.
+Claim: one process that gathers, shifts and normalises whole batches delivers at least 10 times the images per second of
+a torch DataLoader in which two worker processes do the same for one sample at a time.
 
-- tutti: the training data as the recipe's `mnist` opens it with shift=2 (`ArrayDataset`), through its `Loader`, in
-  this process with one thread: without prefetch, which is the default on a CPU, and for comparison with 2 batches
-  prefetched by a thread, the default beside a GPU.
-- DataLoader: a map-style dataset written with care. The images are padded once, as ours are, so that a shift is a slice
-  of a NumPy array; then one conversion to float and two operations in place; offsets come from Python's generator. Two
-  persistent worker processes, default collate, shuffle; with the default prefetch_factor (2) and with --prefetch. A
-  third one pads inside the sample, the way such a transform is mostly written.
+- tutti: the training data of the recipe `mnist` with shift=2 (`ArrayDataset`) through its `Loader`, in one process with
+  one thread: without prefetch, the default on a CPU, and for comparison with 2 batches prefetched by a thread, the
+  default on a GPU.
+- DataLoader: an optimised map-style dataset. The images are padded once, as in tutti, so that a shift is a slice of a
+  NumPy array, followed by one conversion to float and two operations in place; offsets come from Python's generator.
+  Two persistent worker processes, default collate, shuffle; with the default prefetch_factor (2) and with --prefetch. A
+  third variant pads in every sample, as such a transform is usually written.
 
-Both give random shifts of up to 2 pixels in both directions and float32 batches of 64. Before anything is timed it is
-checked that the two pipelines make the same image from the same sample and shift, and that an epoch of each holds the
-same labels, each the right number of times.
+Both give random shifts of up to 2 pixels in both directions and float32 batches of 64. Before timing, the program
+checks that both pipelines give the same image for the same sample and shift, and that an epoch of each has the same
+labels, each the right number of times.
 
-Clock: time.perf_counter around --epochs whole epochs, in which every batch is taken and the sum of its labels read.
-All leave out the last, incomplete batch. The first epoch of every contender is off the clock (worker processes start in
-it). Contenders alternate, and a ratio is the median of the ratios within each trial. The bar is held against the
-fastest of the DataLoaders.
+Clock: time.perf_counter around --epochs whole epochs, in which every batch is taken and its labels are summed. All omit
+the last, incomplete batch. The first epoch of every contender, in which worker processes start, is not timed.
+Contenders alternate; a ratio is the median of the ratios within each trial. The threshold refers to the fastest
+DataLoader.
 """
 
 import argparse
@@ -50,7 +50,7 @@ CPU = torch.device("cpu")
 
 
 class PaddedSamples(Dataset[Sample]):
-    """One sample at a time, cut out of images that were padded once."""
+    """Map-style dataset: windows of images that were padded once."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self._padded = np.pad(images, ((0, 0), (0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT)))
@@ -65,7 +65,7 @@ class PaddedSamples(Dataset[Sample]):
         return self.image(index, top, left), self._labels[index]
 
     def image(self, index: int, top: int, left: int) -> torch.Tensor:
-        """A sample at a given shift."""
+        """Returns a sample at a given shift."""
         window = self._padded[index, :, top : top + self._height, left : left + self._width].astype(np.float32)
         window *= SCALE
         window += OFFSET
@@ -73,7 +73,7 @@ class PaddedSamples(Dataset[Sample]):
 
 
 class PlainSamples(PaddedSamples):
-    """One sample at a time, padded when it is asked for."""
+    """Map-style dataset: images that are padded in every sample."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         super().__init__(images[:0], labels)
@@ -86,7 +86,7 @@ class PlainSamples(PaddedSamples):
 
 
 def tutti_epoch(dataset: ArrayDataset, seed: int, per_rank_batch: int, prefetch: int) -> Epoch:
-    """Epochs of our loader, by number."""
+    """Returns a function that yields epoch number n of tutti's loader."""
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         plan = Plan(1, per_rank_batch, per_rank_batch, per_rank_batch, len(dataset), epochs=epoch + 1)
@@ -98,7 +98,7 @@ def tutti_epoch(dataset: ArrayDataset, seed: int, per_rank_batch: int, prefetch:
 
 
 def torch_loader(samples: Dataset[Sample], workers: int, prefetch_factor: int, whole: bool = False) -> DataLoader[Any]:
-    """The peer: worker processes that stay from epoch to epoch; `whole` keeps the last, incomplete batch."""
+    """The peer: a DataLoader with persistent workers; `whole` keeps the last, incomplete batch."""
     return DataLoader(
         samples,
         batch_size=BATCH,
@@ -112,7 +112,7 @@ def torch_loader(samples: Dataset[Sample], workers: int, prefetch_factor: int, w
 
 
 def check_same_images(dataset: ArrayDataset, peers: list[PaddedSamples], seed: int) -> None:
-    """Every image that our loader makes is one that a peer makes of the same sample at some shift."""
+    """Checks that every image of tutti's loader equals the peer's image of the same sample at some shift."""
     plan = Plan(1, BATCH, BATCH, BATCH, len(dataset), epochs=1)
     batch = next(iter(Loader(dataset, plan, SampleOrder(plan, seed), 0, CPU, workers=0, prefetch=0).steps(0)))
     shifts = [(top, left) for top in range(2 * SHIFT + 1) for left in range(2 * SHIFT + 1)]
@@ -129,8 +129,8 @@ def check_same_images(dataset: ArrayDataset, peers: list[PaddedSamples], seed: i
 
 
 def check_same_labels(dataset: ArrayDataset, peer: PaddedSamples, labels: torch.Tensor, seed: int) -> None:
-    """A whole epoch of each holds every label as often as the data does."""
-    whole = next(size for size in range(BATCH, 0, -1) if len(dataset) % size == 0)  # so that nothing is left out
+    """Checks that an epoch of each has every label as often as the data."""
+    whole = next(size for size in range(BATCH, 0, -1) if len(dataset) % size == 0)  # so that no sample is left out
     ours = torch.cat([targets for _, targets in tutti_epoch(dataset, seed, whole, prefetch=0)(0)])
     theirs = torch.cat([targets for _, targets in torch_loader(peer, 2, 2, whole=True)])
     for name, found in (("tutti", ours), ("DataLoader", theirs)):
@@ -139,7 +139,7 @@ def check_same_labels(dataset: ArrayDataset, peer: PaddedSamples, labels: torch.
 
 
 def images_per_second(batches: Epoch, epochs: range) -> float:
-    """Take every batch of some epochs and touch it."""
+    """Times epochs in which every batch is taken and read."""
     images = total = 0
     began = time.perf_counter()
     for epoch in epochs:
@@ -152,7 +152,7 @@ def images_per_second(batches: Epoch, epochs: range) -> float:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """The checks, all trials of all contenders, and what follows from them."""
+    """Runs the checks and all trials; returns the result."""
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     random.seed(args.seed)
@@ -207,7 +207,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table and the verdict."""
+    """Prints the table and the verdict."""
     facts = result["conditions"]
     workers = facts["workers_of_peer"]
     print(f"\n{facts['samples']:,} images, batches of {BATCH}, shift {SHIFT}; {workers} workers of a DataLoader:")
@@ -222,7 +222,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Augmented MNIST images a second: whole batches in one process, or a DataLoader with workers.",
+        description="Augmented MNIST images per second: tutti's loader, and a DataLoader with workers.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--trials", type=int, default=7, help="trials of every contender")

@@ -1,29 +1,28 @@
-"""What tutti's loop costs: samples a second of the whole loop against a bare DDP loop and against Lightning's Trainer.
+"""The overhead of tutti's training loop: samples/s compared with a hand-written DDP loop and Lightning's Trainer.
 
-Claim: with its records, metrics and logging on, tutti trains at 0.97 or more of the speed of a loop written by hand
-with none of them, and faster than Lightning. What looks on beside the training (deadlines, the agreement on where to
-stop, the watch for slow ranks) and the records together take at most 1 % of a step.
+Claim: with records, metrics and logging, tutti trains at 0.97 or more of the speed of a hand-written loop without them,
+and faster than Lightning. Monitoring (deadlines, stop agreement, detection of stragglers) and records together take at
+most 1% of a step.
 
-All three train the MNIST network (`mnist_torch`, dropout included) from the same first weights on the same batches of
-64 a rank: the images lie in memory as bytes, a batch is gathered by a shuffled index, made float and normalised. All
-use DDP over Gloo with gradient_as_bucket_view, fused SGD, and one thread a rank.
+All three train the MNIST network (`mnist_torch`, with dropout) from the same initial weights on the same batches of 64
+per rank. The images are in memory as bytes; a batch is gathered by a shuffled index, converted to float and normalised.
+All use DDP over Gloo with gradient_as_bucket_view, fused SGD, and one thread per rank.
 
-- tutti: the real thing, `tutti.fit` in every rank, with metrics.jsonl, TensorBoard, the log lines and the training
-  accuracy every --log-every steps, and the check for a loss that is no number. The ledger is off, as is the default.
-  There are no checkpoints and no validation.
-- by hand: the shortest honest loop; no logging, no metrics, nothing but batch, forward, backward, step.
-- lightning: Trainer(strategy=ddp) at its leanest: no logger, no self.log, no progress bar, no summary, no
-  checkpoints, no validation, no sanity steps; its batches come from a plain iterable, without a DataLoader.
+- tutti: `tutti.fit` on every rank, with metrics.jsonl, TensorBoard, log lines and training accuracy every --log-every
+  steps, and the check for a loss that is not finite. The ledger is off, which is the default. There are no checkpoints
+  and no validation.
+- by hand: a minimal loop of batch, forward, backward and step, without logging and metrics.
+- lightning: Trainer(strategy=ddp) with everything optional switched off: logger, self.log, progress bar, summary,
+  checkpoints, validation, sanity steps. Its batches come from a plain iterable, without a DataLoader.
 
-Clock: time.perf_counter on rank 0, after a barrier of all ranks. It is read inside the network, as the training
-forward passes of two steps begin, --steps apart: so the window holds whole steps with all that happens between them,
-is the same for every contender, and no loop is taken apart or rewritten to be measured. (The events in metrics.jsonl
-would time tutti by its own clock, and the others by another.) Import, start and --warmup steps are off the clock. Each
-trial starts new ranks, and contenders alternate. A ratio is the median of the ratios within each trial. The processor
-time of rank 0 for one step, which a busy machine disturbs less, stands beside it.
+Clock: time.perf_counter on rank 0, after a barrier of all ranks. It is read inside the network, at the start of the
+training forward passes of two steps, --steps apart. The timed window thus holds whole steps with everything between
+them, is the same for every contender, and no loop is modified to be measured. Import, start and --warmup steps are not
+timed. Each trial starts new ranks, and contenders alternate. A ratio is the median of the ratios within each trial. The
+CPU time of rank 0 per step, which a busy machine affects less, is also reported.
 
-The share of watch and records is clocked in tutti's own trials: every call to them from the loop is timed where it is
-made, and the processor time of the watch's threads is added. The clock itself is part of what it measures.
+The share of monitoring and records is measured in tutti's own trials: every call to them from the loop is timed, and
+the CPU time of the monitoring threads is added. The overhead of this measurement is included.
 """
 
 import argparse
@@ -50,7 +49,7 @@ from tutti.ranks.process import end_with_parent
 
 CONTENDERS = ("tutti", "by hand", "lightning")
 BAR_BY_HAND = 0.97
-BAR_LOOKING_ON = 0.01
+BAR_MONITORING = 0.01
 SAMPLES = 60_000
 PER_RANK = 64
 LR, MOMENTUM = 0.01, 0.5
@@ -59,28 +58,28 @@ CHECK_SAMPLES = 2_000
 
 
 class Watch:
-    """Reads the clock on every rank together, when the given training steps begin."""
+    """Reads the clock when the given training steps begin, after a barrier of all ranks."""
 
-    def __init__(self, first_step: int, last_step: int, looking_on: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, first_step: int, last_step: int, monitoring: Callable[[], float] = lambda: 0.0) -> None:
         self._steps = (first_step, last_step)
         self._step = 0
-        self._looking_on = looking_on
+        self._monitoring = monitoring
         self._readings: list[tuple[float, float, float]] = []
 
     def step_begins(self) -> None:
         if self._step in self._steps:
             dist.barrier()
-            self._readings.append((time.perf_counter(), time.process_time(), self._looking_on()))
+            self._readings.append((time.perf_counter(), time.process_time(), self._monitoring()))
         self._step += 1
 
     @property
     def seconds(self) -> list[float]:
-        """Between the two steps: on the wall's clock, of this rank's processor time, and of watch and records."""
+        """Seconds between the two steps: wall time, CPU time of this rank, and time of monitoring and records."""
         return [later - before for before, later in zip(*self._readings, strict=True)]
 
 
-class LookingOn:
-    """Sums up what the loop spends on its watch and its records, by wrapping every call to them."""
+class Monitoring:
+    """Sums the time that the loop spends on monitoring and records, by wrapping every call to them."""
 
     def __init__(self) -> None:
         from tutti.ranks import hang_detection
@@ -124,7 +123,7 @@ class LookingOn:
 
 
 class WatchedNet(MnistTorch):
-    """The network, with a watch that it tells of every training pass."""
+    """The network, which reports every training pass to a Watch."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class WatchedNet(MnistTorch):
 
 
 class Batches:
-    """A rank's batches of one epoch after another, in the order in which tutti takes them."""
+    """The batches of a rank, epoch after epoch, in tutti's order."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, rank: int, ranks: int, seed: int) -> None:
         self._images, self._labels = images, labels
@@ -156,7 +155,7 @@ class Batches:
 
 
 def train_tutti(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
-    """The public call, with everything on that is on by default, but for checkpoints."""
+    """Trains by `tutti.fit` with all defaults except checkpoints."""
     import tutti
 
     tutti.fit(
@@ -175,7 +174,7 @@ def train_tutti(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, arg
 
 
 def train_by_hand(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
-    """What one would write for this network and nothing else."""
+    """Trains by a minimal DDP loop for this network."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
@@ -192,7 +191,7 @@ def train_by_hand(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, a
 
 
 def train_lightning(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
-    """Lightning's Trainer with everything off that can be."""
+    """Trains by Lightning's Trainer with everything optional switched off."""
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -228,14 +227,14 @@ def train_lightning(net: WatchedNet, images: torch.Tensor, labels: torch.Tensor,
 
 
 def run_as_rank(args: argparse.Namespace) -> None:
-    """Train as one rank of a contender; rank 0 leaves the seconds of the window."""
+    """Trains as one rank of a contender; rank 0 writes the seconds of the window."""
     end_with_parent()
     torch.set_num_threads(1)
     images, labels, source = measure.read_images(args.data, args.seed)
     torch.manual_seed(args.seed)
-    looking_on = LookingOn().read if args.as_rank == "tutti" else lambda: 0.0
-    hang_detection = Watch(args.warmup, args.warmup + args.steps, looking_on)
-    net = WatchedNet(hang_detection)
+    monitoring = Monitoring().read if args.as_rank == "tutti" else lambda: 0.0
+    window = Watch(args.warmup, args.warmup + args.steps, monitoring)
+    net = WatchedNet(window)
     train = {"tutti": train_tutti, "by hand": train_by_hand, "lightning": train_lightning}[args.as_rank]
     train(net, images, labels, args)
     measure.leave_group()
@@ -244,14 +243,14 @@ def run_as_rank(args: argparse.Namespace) -> None:
         with torch.inference_mode():
             outputs = net(images[:CHECK_SAMPLES].to(torch.float32).mul_(SCALE).add_(OFFSET))
             loss = nn.functional.cross_entropy(outputs, labels[:CHECK_SAMPLES]).item()
-        wall, cpu, looked = hang_detection.seconds
-        result = {"seconds": wall, "cpu_seconds": cpu, "looking_on_seconds": looked, "loss": loss}
+        wall, cpu, monitored = window.seconds
+        result = {"seconds": wall, "cpu_seconds": cpu, "monitoring_seconds": monitored, "loss": loss}
         result |= {"threads": torch.get_num_threads(), "data": source}
         args.result.write_text(json.dumps(result))
 
 
 def measure_once(contender: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One trial of one contender, in ranks of its own."""
+    """Runs one trial of one contender in new ranks."""
     with tempfile.TemporaryDirectory(prefix="loop-overhead-") as folder:
         result = Path(folder) / "result.json"
         given = {name: str(getattr(args, name)) for name in ("ranks", "steps", "warmup", "seed")}
@@ -264,14 +263,14 @@ def measure_once(contender: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_same_training(losses: dict[str, list[float]]) -> None:
-    """All have learned the same: what is left apart is dropout, which tutti seeds by step."""
+    """Checks that final losses agree, up to dropout, which tutti seeds by step."""
     medians = [measure.spread(values)["median"] for values in losses.values()]
     if max(medians) > 1.2 * min(medians):
-        raise SystemExit(f"error: the contenders do not train alike: their losses after the run are {losses}.")
+        raise SystemExit(f"error: the contenders do not train the same model: their final losses are {losses}.")
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All trials of all contenders, and what follows from them."""
+    """Runs all trials; returns the result."""
     facts = measure.conditions(
         ranks=args.ranks,
         threads_per_rank=1,
@@ -295,7 +294,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         cpu_steps[name].append(1e6 * found["cpu_seconds"] / args.steps)
         losses[name].append(found["loss"])
         if name == "tutti":
-            shares.append(found["looking_on_seconds"] / found["seconds"])
+            shares.append(found["monitoring_seconds"] / found["seconds"])
         print(f"trial {trial + 1}/{args.trials}  {name:<10} {rates[name][-1]:>10,.0f} samples/s", flush=True)
     check_same_training(losses)
     ratios = {name: measure.paired(rates["tutti"], rates[name]) for name in CONTENDERS[1:]}
@@ -306,9 +305,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "cpu_microseconds_per_step": {name: measure.spread(values) for name, values in cpu_steps.items()},
         "loss_after": {name: measure.spread(values) for name, values in losses.items()},
         "tutti_over": ratios,
-        "share_of_watch_and_records": measure.spread(shares),
+        "share_of_monitoring_and_records": measure.spread(shares),
         "bars": {
-            f"watch and records at most {BAR_LOOKING_ON:.0%} of a step": max(shares) <= BAR_LOOKING_ON,
+            f"monitoring and records at most {BAR_MONITORING:.0%} of a step": max(shares) <= BAR_MONITORING,
             f"at least {BAR_BY_HAND} of the loop by hand": ratios["by hand"]["median"] >= BAR_BY_HAND,
             "faster than lightning": ratios["lightning"]["median"] > 1,
         },
@@ -316,7 +315,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table and the verdict."""
+    """Prints the table and the verdict."""
     facts, ranks = result["conditions"], result["conditions"]["ranks"]
     rows = []
     for name, rate in result["samples_per_second"].items():
@@ -329,14 +328,14 @@ def show(result: dict[str, Any]) -> None:
     print(f"\n{facts['data']}, {facts['steps']} steps of {ranks} x {PER_RANK} samples after {facts['warmup_steps']}:")
     head = ["contender", "samples/s", "min", "max", "tutti over it", "min", "max", "us/step", "cpu us/step", "loss"]
     measure.print_table(head, rows)
-    share = result["share_of_watch_and_records"]
-    print(f"\nwatch and records: {share['median']:.2%} of a step ({share['min']:.2%} to {share['max']:.2%})")
+    share = result["share_of_monitoring_and_records"]
+    print(f"\nmonitoring and records: {share['median']:.2%} of a step ({share['min']:.2%} to {share['max']:.2%})")
     measure.print_verdict(result["bars"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Samples a second of tutti's whole loop, of a bare DDP loop and of Lightning's Trainer.",
+        description="Samples per second of tutti's loop, of a hand-written DDP loop and of Lightning's Trainer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=2, help="ranks of every contender")

@@ -1,4 +1,4 @@
-"""What the programs share: alternating trials, medians with their spread, conditions, and commands with a deadline."""
+"""Functions that the benchmarks share: alternating trials, medians and ranges, conditions, commands with a deadline."""
 
 import contextlib
 import gc
@@ -29,12 +29,12 @@ _GRACE_SECONDS = 20
 
 
 def default_data() -> Path:
-    """The folder of the MNIST files, as the recipe of that name has it."""
+    """Returns the folder of the MNIST files, as in the recipe `mnist`."""
     return Path(os.environ.get("TUTTI_DATA", "data")) / "mnist"
 
 
 def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """The training images and labels as bytes and whole numbers, or random ones of their shape; and which it is."""
+    """Returns the training images and labels, or random ones of their shape, and which of the two."""
     try:
         images, labels = (find_file(folder, name) for name in FILES["train"])
     except DataError:
@@ -45,29 +45,29 @@ def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, st
 
 
 def alternating(names: Sequence[str], trials: int) -> Iterator[tuple[int, str]]:
-    """Trial and contender, A B C and then C B A, so that a machine that drifts favours none of them."""
+    """Yields trial and contender in the order A B C, C B A, so that a drift of the machine favours none."""
     for trial in range(trials):
         for name in names if trial % 2 == 0 else reversed(names):
             yield trial, name
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median with the lowest and the highest of the trials."""
+    """Returns median, minimum and maximum of the trials."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def paired(values: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
-    """The ratio to a peer, trial by trial, so that a slow minute is in both numbers of a ratio."""
+    """Returns the ratio to a peer within each trial, so that a slow minute affects both."""
     return spread([ours / theirs for ours, theirs in zip(values, peer, strict=True)])
 
 
 def shown(value: Mapping[str, float], digits: int) -> list[str]:
-    """Median, lowest and highest as the cells of a table."""
+    """Median, minimum and maximum as cells of a table."""
     return [f"{value[key]:,.{digits}f}" for key in ("median", "min", "max")]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns, the first to the left."""
+    """Prints aligned columns, the first aligned to the left."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -75,12 +75,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_verdict(bars: Mapping[str, bool]) -> None:
-    """One line: every bar, and whether it is met."""
+    """Prints every threshold and whether it is met, in one line."""
     print("; ".join(f"{bar}: {'met' if met else 'NOT met'}" for bar, met in bars.items()))
 
 
 def conditions(**facts: Any) -> dict[str, Any]:
-    """What the figures depend on; taken before the first trial, when the load is that of others."""
+    """Returns the conditions of a measurement; call it before the first trial, when the load is that of others."""
     found = versions()
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["lightning"] = importlib.metadata.version("lightning")
@@ -95,7 +95,7 @@ def conditions(**facts: Any) -> dict[str, Any]:
 
 
 def print_conditions(facts: Mapping[str, Any]) -> None:
-    """The conditions that a reader of the table needs beside it."""
+    """Prints the main conditions."""
     found, machine = facts["versions"], facts["hardware"]
     words = [f"{name} {found[name]}" for name in ("python", "torch", "lightning") if name in found]
     words += [f"{machine['processor']}, {machine['cores']} cores", f"load {facts['load_before'][0]}"]
@@ -104,26 +104,26 @@ def print_conditions(facts: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
-    """The whole result, when a file was asked for."""
+    """Writes the result if a file is given."""
     if path is not None:
         path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This environment without a launcher in it, with one thread a rank, and Gloo on the loopback interface."""
+    """Returns the environment without launcher variables, with one thread per rank and Gloo on loopback."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if any(name == "lo" for _, name in socket.if_nameindex()) else {}
     return kept | loopback | {"OMP_NUM_THREADS": "1"} | more
 
 
 def torchrun(ranks: int, folder: Path, script: str, arguments: Sequence[str]) -> list[str]:
-    """The command that starts a script on several ranks of this machine, at a port that is free."""
+    """Returns the command that starts a script on several ranks of this machine, at a free port."""
     options = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={folder}"]
     return [sys.executable, "-m", "torch.distributed.run", *options, str(Path(script).resolve()), *arguments]
 
 
 def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float, **env: str) -> float:
-    """Run a command to its end and give its wall time; one that fails or is late ends this program."""
+    """Runs a command and returns its wall time; exits if it fails or exceeds the deadline."""
     with tempfile.TemporaryFile("w+") as output:
         began = time.perf_counter()
         process = subprocess.Popen(words, cwd=cwd, env=environment(**env), stdout=output, stderr=output, text=True)
@@ -143,7 +143,7 @@ def run_command(words: Sequence[str], cwd: Path, deadline_seconds: float, **env:
 
 
 def leave_group() -> None:
-    """Leave the process group, after any DDP model: with one that outlives it torch 2.13 can abort as Python ends."""
+    """Destroys the process group after all DDP models: torch 2.13 can abort at exit if a model outlives it."""
     gc.collect()
     if dist.is_initialized():
         dist.barrier()
@@ -151,7 +151,7 @@ def leave_group() -> None:
 
 
 def end_children_with_me() -> None:
-    """Have SIGTERM end this program by way of its `finally` blocks, in which what it has started is ended."""
+    """Makes SIGTERM raise an exception, so that `finally` blocks end the processes that were started."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -160,7 +160,7 @@ def end_children_with_me() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a launcher, which ends its ranks; ranks die with a launcher that has to be killed."""
+    """Ends a launcher and with it its ranks."""
     if process.poll() is None:
         process.terminate()
         try:

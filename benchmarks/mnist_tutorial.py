@@ -1,24 +1,24 @@
-"""What a user gains: MNIST on two ranks by a script as tutorials have it, and by `tutti train mnist`.
+"""MNIST on two ranks: wall time and accuracy of a tutorial's DDP script and of `tutti train mnist`.
 
-Claim: `tutti train mnist -n 2 epochs=10` reaches 98.2 % test accuracy in at most half the wall time of the script.
+Claim: `tutti train mnist -n 2 epochs=10` reaches 98.2% test accuracy in at most half the wall time of the script.
 
-- tutorial: this file as a rank (`--as-rank`), started by torchrun with one thread a rank, as tutti has it on two cores.
-  DDP over Gloo; a map-style dataset that turns one image at a time into a picture, a tensor and normalised floats
-  (torchvision's steps, done with Pillow and torch); DataLoader(batch_size=64) without worker processes,
-  DistributedSampler; SGD with lr 0.01 x ranks and momentum 0.5, seed 42; after each epoch the test set, with metrics
+- tutorial: this file as a rank (`--as-rank`), started by torchrun with one thread per rank, as tutti does on two cores.
+  DDP over Gloo; a map-style dataset that converts one image at a time to a PIL image, a tensor and normalised floats
+  (the steps of torchvision, done with Pillow and torch); DataLoader(batch_size=64) without worker processes,
+  DistributedSampler; SGD with lr 0.01 x ranks and momentum 0.5, seed 42; the test set after each epoch, with metrics
   averaged over ranks. It saves nothing and logs as often as tutti.
-- tutti: the command as a user types it, in an empty folder, with all that is on by default: records, TensorBoard,
-  validation before the first step and after each epoch, a checkpoint each epoch, the curves at the end.
-- tutorial, all cores (only with `--all-cores`, and no part of the claim): the script says nothing of threads, and
-  neither do mpirun or horovodrun: torch then takes all cores on every rank.
+- tutti: the command as a user types it, in an empty folder, with all defaults: records, TensorBoard, validation before
+  the first step and after each epoch, a checkpoint each epoch, the curves at the end.
+- tutorial, all cores (only with `--all-cores`, not part of the claim): the script without a number of threads, as under
+  mpirun or horovodrun; torch then uses all cores on every rank.
 
 The network is the same (conv 1->10 5x5, pool, conv 10->20 5x5 with 2-D dropout, pool, dense 320->50, dropout, dense
-50->10), as are the batches in size, the rate and the number of epochs.
+50->10), as are batch size, learning rate and number of epochs.
 
-Clock: time.perf_counter from the start of the command to the end of its process, for both: with imports, reading the
-files and the ends of the processes. Only the disk cache is warm: the files are read once before.
-Contenders alternate, and the ratio is the median of the ratios within each trial. Accuracy is that of the test set
-after the last epoch; the seed is fixed, so trials differ in time alone.
+Clock: time.perf_counter from the start of the command to the end of its process, including imports and reading the
+files. The files are read once before, so that they are in the page cache. Contenders alternate; the ratio is the median
+of the ratios within each trial. The accuracy is that of the test set after the last epoch. The seed is fixed, so trials
+differ only in time.
 """
 
 import argparse
@@ -47,13 +47,13 @@ from tutti.ranks.process import end_with_parent
 from tutti.runs.record import read_record
 
 BAR_ACCURACY, BAR_TIME = 0.982, 0.5
-BAR_PEER = "tutorial"  # equal threads; the other row shows what undivided cores cost
+BAR_PEER = "tutorial"  # with equal threads; the other row shows the cost of oversubscribed cores
 PER_RANK, TEST_BATCH = 64, 1000
 LOG_EVERY = 50
 
 
 class Digits(Dataset[tuple[torch.Tensor, int]]):
-    """One image at a time, through a picture, a tensor and a normalisation, as torchvision's MNIST does it."""
+    """Map-style dataset with the steps of torchvision's MNIST: PIL image, tensor, normalisation."""
 
     def __init__(self, folder: Path, split: str) -> None:
         images, labels = (find_file(folder, name) for name in FILES[split])
@@ -68,21 +68,21 @@ class Digits(Dataset[tuple[torch.Tensor, int]]):
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """A picture as floats from 0 to 1, channels first."""
+    """Converts a PIL image to floats from 0 to 1, channels first."""
     pixels = torch.from_numpy(np.array(image, np.uint8, copy=True))
     pixels = pixels.view(image.size[1], image.size[0], len(image.getbands()))
     return pixels.permute((2, 0, 1)).contiguous().to(torch.float32).div(255)
 
 
 def normalise(image: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Channel by channel, on a copy."""
+    """Normalises a copy, channel by channel."""
     means = torch.as_tensor(mean, dtype=image.dtype).view(-1, 1, 1)
     stds = torch.as_tensor(std, dtype=image.dtype).view(-1, 1, 1)
     return image.clone().sub_(means).div_(stds)
 
 
 class Net(nn.Module):
-    """The tutorial's network, with log-probabilities at its end."""
+    """The tutorial's network, which returns log-probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Net(nn.Module):
 
 
 def test(model: nn.Module, loader: DataLoader[Any], samples: int) -> tuple[float, float]:
-    """Loss and accuracy of this rank's part of the test set, averaged over ranks."""
+    """Returns loss and accuracy of the test set, averaged over ranks."""
     model.eval()
     loss = correct = 0.0
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test(model: nn.Module, loader: DataLoader[Any], samples: int) -> tuple[float
 
 
 def train_tutorial(args: argparse.Namespace) -> float:
-    """The script, from joining the group to the accuracy after the last epoch."""
+    """Runs the tutorial's script; returns the accuracy after the last epoch."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
@@ -146,7 +146,7 @@ def train_tutorial(args: argparse.Namespace) -> float:
 
 
 def run_as_rank(args: argparse.Namespace) -> None:
-    """Train as one rank; rank 0 leaves the accuracy."""
+    """Trains as one rank; rank 0 writes the accuracy."""
     end_with_parent()
     accuracy = train_tutorial(args)
     if dist.get_rank() == 0:
@@ -155,7 +155,7 @@ def run_as_rank(args: argparse.Namespace) -> None:
 
 
 def time_tutorial(folder: Path, args: argparse.Namespace, threads: int) -> tuple[float, float]:
-    """Wall time of the script under torchrun, and its accuracy."""
+    """Returns wall time and accuracy of the script under torchrun."""
     result = folder / "result.json"
     given = {"data": args.data.resolve(), "epochs": args.epochs, "seed": args.seed, "result": result}
     options = ["--as-rank", *(f"--{name}={value}" for name, value in given.items())]
@@ -165,7 +165,7 @@ def time_tutorial(folder: Path, args: argparse.Namespace, threads: int) -> tuple
 
 
 def time_tutti(folder: Path, args: argparse.Namespace) -> tuple[float, float]:
-    """Wall time of the command, and the accuracy in its record."""
+    """Returns wall time of the command and the accuracy in its record."""
     overrides = [f"epochs={args.epochs}", f"data.path={args.data.resolve()}", *args.override]
     words = [sys.executable, "-m", "tutti", "train", "mnist", "-n", str(args.ranks), *overrides]
     seconds = measure.run_command(words, folder, args.deadline, OMP_NUM_THREADS="")  # tutti divides the cores
@@ -175,7 +175,7 @@ def time_tutti(folder: Path, args: argparse.Namespace) -> tuple[float, float]:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All trials of both, and what follows from them."""
+    """Runs all trials; returns the result."""
     facts = measure.conditions(
         data="MNIST",
         ranks=args.ranks,
@@ -213,7 +213,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table and the verdict."""
+    """Prints the table and the verdict."""
     facts = result["conditions"]
     print(f"\nMNIST, {facts['epochs']} epochs on {facts['ranks']} ranks, whole command:")
     rows = []

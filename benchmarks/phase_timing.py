@@ -1,11 +1,10 @@
-"""What it costs a run to time the phases of its steps: the same training with `log.phases` on and off.
+"""The overhead of measuring the parts of a step: the same training with `log.phases` on and off.
 
-Contenders: two runs of one recipe in the same ranks, which take turns by log windows of --steps steps: on, off,
-off, on.
-Both are tutti's own loop (`Job`), with log windows, watch and records; they differ in `log.phases` alone.
-Clock: time.perf_counter on rank 0, from a barrier before a window to the end of its log, for which ranks wait for each
-other (and a GPU is waited for); the first windows of both are off the clock. A ratio is that of two windows in a row.
-The bar: the median ratio of times, on over off, is at most 1.01.
+Contenders: two runs of one recipe in the same ranks, which alternate by log windows of --steps steps: on, off, off, on.
+Both use tutti's own loop (`Job`), with log windows, monitoring and records; they differ only in `log.phases`.
+Clock: time.perf_counter on rank 0, from a barrier before a window to the end of its log line, at which ranks (and a
+GPU) synchronise; the first windows of both are not timed. A ratio is that of two consecutive windows.
+Threshold: the median ratio of times, on over off, is at most 1.01.
 
     python benchmarks/phase_timing.py
     python benchmarks/phase_timing.py --ranks 1 --recipe nbody/short_opt --set data.source=device --trials 20
@@ -30,7 +29,7 @@ QUIET = ["log.tensorboard=false", "checkpoint.every_epochs=null", "epochs=100000
 
 
 def steps_of(job: Any) -> Iterator[None]:
-    """The training loop without validation and checkpoints, a step at a time."""
+    """Yields after each step of the training loop, without validation and checkpoints."""
     learner = job.learner
     job.begin()
     for batch in job.batches():
@@ -44,7 +43,7 @@ def steps_of(job: Any) -> Iterator[None]:
 
 
 def be_rank(args: argparse.Namespace) -> None:
-    """Train both runs window by window; rank 0 writes the times of every window."""
+    """Trains both runs window by window; rank 0 writes the time of every window."""
     from tutti.config.load import resolve
     from tutti.ranks.device import choose_device, set_threads
     from tutti.ranks.environments import discover
@@ -80,11 +79,11 @@ def be_rank(args: argparse.Namespace) -> None:
         args.result.write_text(json.dumps({"seconds": seconds, "device": str(device)}))
     watch.close()
     group.barrier("the end")
-    os._exit(0)  # two models of a group that is still there
+    os._exit(0)  # at a normal exit torch could abort: two DDP models outlive the process group
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Between which numbers the median lies in 95 of 100 samples drawn again from these."""
+    """Returns the 95% bootstrap interval of the median."""
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
     return medians[50], medians[1949]
@@ -95,9 +94,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--recipe", default="mnist")
     parser.add_argument("--set", action="append", help="an override of the recipe; may be repeated")
-    parser.add_argument("--steps", type=int, default=50, help="of a log window")
-    parser.add_argument("--trials", type=int, default=60, help="windows of each run on the clock")
-    parser.add_argument("--out", type=Path, help="where to leave all figures, as JSON")
+    parser.add_argument("--steps", type=int, default=50, help="steps of a log window")
+    parser.add_argument("--trials", type=int, default=60, help="timed windows of each run")
+    parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     parser.add_argument("--deadline", type=float, default=900)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -116,7 +115,7 @@ def main() -> None:
     ratio, (low, high) = statistics.median(ratios), interval(ratios)
     step = statistics.median(off) / args.steps
     print(f"{args.recipe} on {found['device']}: a step takes {step * 1e3:.3f} ms")
-    print(f"time with phases over time without: {ratio:.4f} (95 % interval of the median {low:.4f} to {high:.4f})")
+    print(f"time with phases over time without: {ratio:.4f} (95% interval of the median {low:.4f} to {high:.4f})")
     measure.print_verdict({f"at most {BAR}": ratio <= BAR})
     measure.write_json(args.out, {"program": "phase_timing", "conditions": facts, "ratio": ratio, "ratios": ratios})
 

@@ -1,17 +1,17 @@
-"""A study of ranks over slow links: what efficiency is lost, what explains it, and what a larger batch gains.
+"""A scaling study over slow links: the loss of efficiency, its cause, and the effect of a larger batch.
 
 Claim: on 1, 2 and 4 nodes with links of 200 Mbit/s a model of 5 million parameters loses efficiency to communication,
-and the report says so; what is exposed of it is within 15 % of one all-reduce of the gradients by the measured links;
-twice the batch of a rank raises efficiency, and the report says that too.
+and the report states this. The exposed communication is within 15% of one all-reduce of the gradients over the measured
+links. Twice the batch of a rank raises efficiency, and the report states this too.
 
-- The nodes are those of a real Slurm on this machine (tests/slurm.py), each with network, name and processes of its
-  own. All links are limited by `tc`. Since the nodes share the cores of one machine, and would slow each other down,
-  most of their computing is waiting, of a fixed time for each sample, as for an accelerator (slow_links_model.py).
-  That time is chosen, and so is how high efficiency is; the exchange of gradients and its time are real.
+- The nodes belong to a real Slurm on this machine (tests/slurm.py), each with its own network, host name and processes.
+  All links are limited by `tc`. The nodes share the cores of one machine and would slow each other down. Most of their
+  compute time is therefore a wait of a fixed time for each sample, as for an accelerator (slow_links_model.py). That
+  time is chosen, and it determines the level of efficiency; the communication of gradients and its time are real.
 - In one allocation `tutti bench collectives` measures all-reduces on 2 and 4 nodes; then `tutti scale` runs the recipe
-  beside this file (slow_links.yaml) with a batch of a rank, and with twice that batch.
-- `tutti report --collectives --compare` makes the page. All gradients are one bucket, so that nothing of their
-  exchange is hidden; without `ddp.bucket_mb` a part would travel while the first layers still compute.
+  slow_links.yaml with a batch of a rank, and with twice that batch.
+- `tutti report --collectives --compare` writes the page. All gradients are in one bucket, so that communication does
+  not overlap with compute; without `ddp.bucket_mb` a part would be sent while the first layers still compute.
 
 It needs root and Slurm (apt-get install slurm-wlm munge iproute2), and takes about 12 minutes.
 """
@@ -45,25 +45,25 @@ RECIPE = Path(__file__).with_suffix(".yaml")
 MODEL = Path(__file__).with_name("slow_links_model.py")
 TUTTI = [sys.executable, "-m", "tutti"]
 SIZES = "256KB,1MB,4MB,16MB,32MB"
-HEAD = ("batch a rank", "nodes", "efficiency", "interval", "a step", "exposed", "interval", "all-reduce", "ratio")
+HEAD = ("per-rank batch", "nodes", "efficiency", "interval", "step", "exposed", "interval", "all-reduce", "ratio")
 LIMIT_SECONDS = 2400
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the results of the three measurements are, as seen from their folder."""
+    """The paths of the three results, relative to their folder."""
 
     collectives: Path
     studies: tuple[Path, Path]
 
 
 def main() -> None:
-    """Run all, and say whether the claim holds; so does the exit code."""
+    """Runs everything; the exit code is 0 if the claim holds."""
     import slurm
 
     options = _parse()
     if why := slurm.unavailable():
-        sys.exit(f"there are no nodes to measure on here: {why}")
+        sys.exit(f"no nodes are available here: {why}")
     facts = measure.conditions(ranks=4, trials=options.repeat, rate=options.rate)
     measure.print_conditions(facts)
     with _folder(options.keep) as folder:
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run_in_allocation(cluster: "Cluster", commands: Sequence[Sequence[str]], folder: Path) -> None:
-    """Run commands on the login host, inside one allocation of all nodes, and show what they print."""
+    """Runs commands inside one allocation of all nodes and shows their output."""
     import slurm
 
     script = folder / "commands.sh"
@@ -107,7 +107,7 @@ def run_in_allocation(cluster: "Cluster", commands: Sequence[Sequence[str]], fol
 
 
 def write_reports(folder: Path, found: Found) -> list[str]:
-    """Write the page of each study, and one that compares them; what that concludes."""
+    """Writes the page of each study and one that compares them; returns the conclusions of the latter."""
     once, twice = map(str, found.studies)
     printed = ""
     for words in ([once], [twice], [once, "--compare", twice, "--out", "report.html"]):
@@ -121,24 +121,26 @@ def write_reports(folder: Path, found: Found) -> list[str]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rate", default="200mbit", help="of every link, as tc writes it")
-    parser.add_argument("--batch", type=int, default=64, help="of a rank; and then twice that")
-    parser.add_argument("--steps", type=int, default=2, help="to time in a run")
+    parser.add_argument("--rate", default="200mbit", help="rate of every link, in the notation of tc")
+    parser.add_argument(
+        "--batch", type=int, default=64, help="per-rank batch of the first study, half that of the second"
+    )
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a run")
     parser.add_argument("--repeat", type=int, default=3, help="runs on each number of nodes")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave the studies and the report")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the studies and the report in this folder")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table and its conditions to this JSON file")
     return parser.parse_args()
 
 
 @contextlib.contextmanager
 def _folder(kept: Path | None) -> Iterator[Path]:
-    """The folder that is asked for, empty, or one that goes when all is done."""
+    """Returns the given empty folder, or a temporary one."""
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="tutti-slow-links-") as folder:
             yield Path(folder)
         return
     if kept.exists() and any(kept.iterdir()):
-        sys.exit(f"--keep {kept}: expected a folder that is empty, or not there yet.")
+        sys.exit(f"--keep {kept}: expected a new or empty folder.")
     kept.mkdir(parents=True, exist_ok=True)
     yield kept.resolve()
 
@@ -163,7 +165,7 @@ def _find(folder: Path) -> Found:
 
 
 def _rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """The figures of a study by number of nodes."""
+    """Returns the results of a study by number of nodes."""
     assert analysis.scaling is not None and analysis.links is not None
     rows = []
     for point in analysis.scaling.points:
@@ -193,7 +195,7 @@ def _shown(row: dict[str, Any]) -> list[str]:
 
 
 def _bars(once: Analysis, twice: Analysis, conclusions: Sequence[str]) -> dict[str, bool]:
-    """The parts of the claim, and whether they hold."""
+    """Returns the parts of the claim and whether they hold."""
     assert once.scaling and twice.scaling and once.links and twice.links
     low, high = (each.points[-1].efficiency for each in (once.scaling, twice.scaling))
     is_named = any(each.endswith("of that is communication.") for each in conclusions)
@@ -201,9 +203,9 @@ def _bars(once: Analysis, twice: Analysis, conclusions: Sequence[str]) -> dict[s
     ratios = [each.ratio.value for links in (once.links, twice.links) for each in links.comparisons]
     explained = len(ratios) == 4 and all(abs(ratio - 1) <= NEAR for ratio in ratios)
     return {
-        "efficiency is lost, and the report names communication": low.is_below(1.0) and is_named,
+        "efficiency decreases, and the report names communication": low.is_below(1.0) and is_named,
         f"exposed within {NEAR:.0%} of an all-reduce": explained,
-        "more efficient with twice the batch, and the report says so": high.is_above(low) and is_told,
+        "efficiency increases with twice the batch, and the report states it": high.is_above(low) and is_told,
     }
 
 

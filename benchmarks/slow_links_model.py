@@ -1,8 +1,8 @@
-"""The network of benchmarks/slow_links.py: five million parameters, and a device whose speed does not depend on others.
+"""The network of slow_links.py: five million parameters, and a compute time that does not depend on other nodes.
 
-The nodes of that benchmark share the cores of one machine, and would slow each other down. So most of their computing
-is stood in for by waiting, as a rank waits for an accelerator: a third of it in the forward pass, two in the backward
-pass, layer by layer. The network itself, its gradients and their exchange are real.
+The nodes of that benchmark share the cores of one machine and would slow each other down. Most of their compute time is
+therefore simulated by waiting, as a rank waits for an accelerator: a third of it in the forward pass and two thirds in
+the backward pass, layer by layer. The network itself, its gradients and their communication are real.
 """
 
 import time
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class SlowNetwork(nn.Module):
-    """Layers that take a time for each sample, whatever else the machine does."""
+    """Layers with a fixed compute time for each sample."""
 
     def __init__(self, inputs: int, width: int, classes: int, seconds_per_sample: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SlowNetwork(nn.Module):
 
 
 class _Waiting(torch.autograd.Function):
-    """Passes values on, and gradients, when the time of a layer is over."""
+    """Returns values and gradients unchanged after the time of a layer."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, seconds_per_sample: float) -> torch.Tensor:

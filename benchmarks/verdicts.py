@@ -1,16 +1,16 @@
-"""Whether `tutti bench` finds what is wrong: verdicts on recipes with a known fault, and on healthy ones.
+"""The reliability of `tutti bench`: verdicts on recipes with a known fault, and on recipes without one.
 
-Claim: at least 19 of 20 verdicts are right, and no run without a fault is confidently said to have one.
+Claim: at least 19 of 20 verdicts are right, and no recipe without a fault is confidently said to have one.
 
-- The cases are those of tests/bench/faults.py: slow reads, too few loader processes, one slow rank, slow links between
-  hosts (network namespaces, for which one must be root; they are left out elsewhere), `.item()` in the step, tiny
-  batches, models too large for the caches; and runs that are healthy, balanced, or different from trial to trial.
-- Each is measured as `tutti bench` does it, with few and short trials: 5 of 2 seconds in all, mostly. Cases with the
-  same number of ranks are measured one after another in the same processes, with one thread a rank.
-- A verdict is right if it names what was injected (and, where more loader processes help, offers them). Of a healthy
-  run nothing may be said but "compute", "balanced" or "unclear"; of one whose trials disagree only "unclear".
+- The cases are those of tests/bench/faults.py: slow reads, too few loader processes, a straggler, slow links between
+  hosts (network namespaces, which need root; omitted otherwise), `.item()` in the step, very small batches, models too
+  large for the caches; and recipes that are healthy, balanced, or vary from trial to trial.
+- Each is measured as by `tutti bench`, with few and short trials: mostly 5, of 2 seconds in all. Cases with the same
+  number of ranks are measured one after another in the same processes, with one thread per rank.
+- A verdict is right if it names the injected fault (and, where more loader processes help, suggests them). For a
+  healthy recipe "compute", "balanced" and "unclear" are right; if trials disagree, only "unclear" is.
 
-It needs nothing but this repository, and takes about 5 minutes. `--write docs/bench.md` puts the table into that page.
+It needs only this repository, and takes about 5 minutes. `--write docs/bench.md` puts the table into that page.
 """
 
 import argparse
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 LEAST_SCORE = 0.95
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 HEAD = ("case", "ranks", "injected", "verdict", "shares of a step", "right")
-SHORT = {"data loading": "read", "compute": "compute", "communication": "communicate", "straggler": "straggler"}
+SHOWN = ("data loading", "compute", "communication", "straggler")  # parts of a step
 
 
 def main() -> None:
-    """Run the set; the exit code says whether the score is met."""
+    """Measures all cases; the exit code is 0 if the claim holds."""
     from bench import fault_ranks, faults
     from namespaces import unavailable
 
@@ -45,7 +45,7 @@ def main() -> None:
         return
     cases = [case for case in faults.CASES if options.only in (None, case.kind)]
     if why := unavailable():
-        print(f"cases with hosts of their own are left out: {why}")
+        print(f"cases with several hosts are omitted: {why}")
         cases = [case for case in cases if case.rate is None]
     if not cases:
         sys.exit("no case is left")
@@ -58,8 +58,8 @@ def main() -> None:
     print()
     _print_wrong(found)
     right = sum(each.is_right for each in found)
-    print(f"{right} of {len(found)} right, {len(confident)} healthy one(s) confidently called ill")
-    bars = {f"{LEAST_SCORE:.0%} right": share >= LEAST_SCORE, "no healthy run called ill": not confident}
+    print(f"{right} of {len(found)} right, {len(confident)} healthy one(s) confidently said to have a fault")
+    bars = {f"{LEAST_SCORE:.0%} right": share >= LEAST_SCORE, "no healthy recipe said to have a fault": not confident}
     measure.print_verdict(bars)
     rows = [dict(zip(HEAD, _row(each), strict=True)) | {"sentence": each.sentence} for each in found]
     result = {"conditions": facts, "cases": rows, "right": right, "bars": bars}
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def write_table(path: Path, text: str) -> None:
-    """Put a text between the two marks of a page."""
+    """Replaces the text between the two marks of a page."""
     before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -82,9 +82,9 @@ def _parse(kinds: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", choices=kinds, help="cases of one kind")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between its marks in this page")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to leave what was measured, as JSON")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to leave the table and its conditions, as JSON")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: put the table of such a file there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the measurements in this folder, as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table and its conditions to this JSON file")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="write the table of an --out file, measure nothing")
     options = parser.parse_args()
     if options.read and not options.write:
         parser.error("--read is for --write PAGE")
@@ -96,7 +96,7 @@ def _parse(kinds: Sequence[str]) -> argparse.Namespace:
 
 
 def _row(found: "Found") -> tuple[str, ...]:
-    parts = [f"{SHORT[name]} {100 * found.shares[name]:.0f} %" for name in SHORT if found.shares[name] >= 0.005]
+    parts = [f"{name} {100 * found.shares[name]:.0f}%" for name in SHOWN if found.shares[name] >= 0.005]
     ranks = str(found.case.ranks) + (" hosts" if found.case.rate else "")
     return found.case.name, ranks, found.case.injected, found.bound, ", ".join(parts), "yes" if found.is_right else "NO"
 
@@ -108,7 +108,7 @@ def _print_wrong(found: "Sequence[Found]") -> None:
 
 
 def _page(result: Mapping[str, Any]) -> str:
-    """The table as Markdown, with its score and its conditions."""
+    """Returns the table as Markdown, with its score and conditions."""
     facts, cases = result["conditions"], result["cases"]
     machine, versions = facts["hardware"], facts["versions"]
     lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
@@ -116,7 +116,7 @@ def _page(result: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"**{result['right']} of {len(cases)} right.** {machine['processor']}, {machine['cores']} cores; Python "
-        f"{versions['python']}, torch {versions['torch']}; one thread a rank, load {facts['load_before'][0]} before "
+        f"{versions['python']}, torch {versions['torch']}; one thread per rank, load {facts['load_before'][0]} before "
         "the first case. Made by `python benchmarks/verdicts.py --write docs/bench.md`.",
     ]
     return "\n".join(lines)
