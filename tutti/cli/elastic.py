@@ -17,9 +17,10 @@ from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import CheckpointError, ConfigError, Interrupted, LaunchError
 from tutti.launch import local
-from tutti.launch.elastic.leader import ElasticTerms, HostServer, Leader
+from tutti.launch.elastic.leader import LAST, ElasticTerms, HostServer, Leader
 from tutti.launch.elastic.member import Member, Offer, connect_to_leader
 from tutti.launch.elastic.slots import usable_ranks
+from tutti.launch.hosts import LOOPBACK, interface_address
 from tutti.ranks.environments import discover
 from tutti.ranks.messages import listen
 from tutti.ranks.placement import Placement
@@ -31,7 +32,42 @@ from tutti.runs.listing import read_state
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _OF_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")  # set for this launcher, not for its ranks
 _MEMBER_SECONDS = 45.0
-_LAST = 1_000_000  # ranks that join later come after all others
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the ranks of this host train, as it was given to this host."""
+
+    recipe: str  # as it was given: a recipe, or a run folder to resume
+    config: RunConfig
+    overrides: list[str]
+    resumed: RunFolder | None
+
+    def offer(self, slots: int, order: int) -> Offer:
+        """Return what this host offers to a job."""
+        return Offer(slots, self.config.recipe, self.resume_overrides, tutti.__version__, order)
+
+    @property
+    def resume_overrides(self) -> list[str]:
+        """Return the overrides of ranks; those of a new run are in the configuration in its folder."""
+        return self.overrides if self.resumed else []
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Return the command line of ranks in the run folder of a job, if the job trains what this host was given."""
+        run = RunFolder(folder)
+        if not run.config.is_file():
+            raise LaunchError(
+                f"the run folder {folder} cannot be seen on host {platform.node()}: "
+                "expected one on a file system that all hosts share. Set out=FOLDER on the first host."
+            )
+        name = resolve(str(run.config), []).config.recipe
+        if name != self.config.recipe or (self.resumed and not self.resumed.path.samefile(folder)):
+            raise LaunchError(
+                f"the job trains {name!r} in {folder}, and this host was given {self.recipe}: expected the same. "
+                "Join the job with its own recipe."
+            )
+        return ["-m", "tutti", "train", str(folder), *self.resume_overrides]
 
 
 @dataclass(frozen=True)
@@ -55,14 +91,15 @@ def train(recipe: str, overrides: list[str], asked: ElasticRequest) -> None:
     make_importable(recipe)
     folder = RunFolder(Path(recipe)) if (Path(recipe) / "config.yaml").is_file() else None
     config = resolve(str(folder.config) if folder else recipe, overrides).config
+    program = Program(recipe, config, overrides, folder)
     for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS)]:
         del os.environ[name]
     if asked.join is not None:
-        if overrides:
+        if overrides and not folder:
             raise LaunchError(
                 f"{overrides[0]} with --join: a job that is joined keeps its own configuration. Leave it out."
             )
-        _join(*_where(asked.join), asked.ranks or asked.max_ranks or 1, config, _LAST)
+        _join(*_where(asked.join), asked.ranks or asked.max_ranks or 1, program, LAST)
         return
     terms = _terms(config, asked, placement)
     places = asked.ranks or -(-terms.max_ranks // placement.world_size)
@@ -71,7 +108,7 @@ def train(recipe: str, overrides: list[str], asked: ElasticRequest) -> None:
         seconds = config.runtime.start_timeout_seconds
         key = placement.key
         port = find_store_port(key, placement.address, placement.rank, seconds) if key else placement.port
-        _join(placement.address, port, places, config, placement.rank)
+        _join(placement.address, port, places, program, placement.rank)
         return
     check(config, usable_ranks(terms.max_ranks, terms.max_ranks, terms.parts), places)
     if folder:
@@ -79,12 +116,11 @@ def train(recipe: str, overrides: list[str], asked: ElasticRequest) -> None:
         if read_state(folder) == "finished":
             print(f"the run in {folder.path} is finished: nothing is left to do")
             return
-        more = overrides
     else:
         check_writable(config.out)
-        folder, more = create_folder(config.out, config.recipe, terms.max_ranks), []
+        folder = create_folder(config.out, config.recipe, terms.max_ranks)
         write_config(folder, config.as_yaml())
-    _lead(recipe, config, terms, places, folder, more, placement)
+    _lead(program, terms, places, folder, placement)
 
 
 def _terms(config: RunConfig, asked: ElasticRequest, placement: Placement) -> ElasticTerms:
@@ -120,31 +156,23 @@ def _terms(config: RunConfig, asked: ElasticRequest, placement: Placement) -> El
     return ElasticTerms(least, most, parts, asked.wait_seconds, asked.pause_seconds, first_hosts=placement.world_size)
 
 
-def _lead(
-    recipe: str,
-    config: RunConfig,
-    terms: ElasticTerms,
-    places: int,
-    folder: RunFolder,
-    overrides: list[str],
-    placement: Placement,
-) -> None:
+def _lead(program: Program, terms: ElasticTerms, places: int, folder: RunFolder, placement: Placement) -> None:
     """Run as the first launcher, which also starts ranks on this host."""
-    listener = listen(0 if placement.key or placement.port is None else placement.port)
+    config, secret, address = program.config, find_secret(), _listening_address(placement)
+    listener = listen(0 if placement.key or placement.port is None else placement.port, address)
     port = listener.getsockname()[1]
     if placement.key:
         serve_store_port(placement.key, port, placement.world_size - 1, config.runtime.start_timeout_seconds)
-    arguments = ["-m", "tutti", "train", str(folder.path.resolve()), *overrides]
-    secret = find_secret()
-    server = HostServer(config.recipe, tutti.__version__, secret)
-    lead = Leader(terms, folder, arguments, server, lambda text: print(text, flush=True))
+    server = HostServer(config.recipe, program.resume_overrides, tutti.__version__, secret)
+    lead = Leader(terms, folder, server, lambda text: print(text, flush=True), address)
     for number in _SIGNALS:
         signal.signal(number, lead.stop)
     server.start(listener)
-    where = f"{socket.gethostname()}:{port}"
-    print(f"more ranks can join: tutti train {shlex.quote(recipe)} --join {where} -n 1", flush=True)
-    member = Member(connect_to_leader("127.0.0.1", port, secret), "127.0.0.1", config.runtime.threads)
-    thread = threading.Thread(target=member.run, args=(_offer(places, config, 0),), daemon=True)
+    where = f"{address or socket.gethostname()}:{port}"
+    given = shlex.join([program.recipe, *program.resume_overrides])
+    print(f"more ranks can join: tutti train {given} --join {where} -n 1", flush=True)
+    member = _member(address or LOOPBACK, port, program)
+    thread = threading.Thread(target=member.run, args=(program.offer(places, 0),), daemon=True)
     thread.start()
     failure = lead.run()
     thread.join(_MEMBER_SECONDS)
@@ -152,20 +180,31 @@ def _lead(
     finish(folder, failure)
 
 
-def _join(address: str, port: int, places: int, config: RunConfig, order: int) -> None:
+def _listening_address(placement: Placement) -> str:
+    """Return the address at which hosts can join: the interface's where one is given, otherwise all.
+
+    Hosts that were started together reach this one by the name that their launcher gives, on any interface.
+    """
+    interface = os.environ.get(_INTERFACE, "").split(",")[0]
+    return interface_address(interface, f"{_INTERFACE}=") if interface and placement.world_size == 1 else ""
+
+
+def _join(address: str, port: int, places: int, program: Program, order: int) -> None:
     """Offer ranks to a job until it ends, or until a signal ends this launcher."""
-    check(config, 1, places)
-    member = Member(connect_to_leader(address, port, find_secret()), address, config.runtime.threads)
+    check(program.config, 1, places)
+    member = _member(address, port, program)
     for number in _SIGNALS:
         signal.signal(number, lambda *_: member.leave())
-    code, text = member.run(_offer(places, config, order))
+    code, text = member.run(program.offer(places, order))
     if code:
         print(text if code == Interrupted.exit_code else f"error: {text}", file=sys.stderr)
     sys.exit(code)
 
 
-def _offer(places: int, config: RunConfig, order: int) -> Offer:
-    return Offer(places, config.recipe, tutti.__version__, order)
+def _member(address: str, port: int, program: Program) -> Member:
+    secret = find_secret()
+    connection = connect_to_leader(address, port, secret)
+    return Member(connection, address, secret, program.arguments, program.config.runtime.threads)
 
 
 def _where(join: str) -> tuple[str, int]:

@@ -8,16 +8,22 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tutti.errors import LaunchError
+from tutti.ranks.messages import listen
 
-_HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d{1,9}))?")
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<slots>\d{1,9}))?")
 _LINE = re.compile(
-    r"(?P<name>[\w.-]+)(?:\s+slots\s*=\s*(?P<slots>\d{1,9})|:(?P<colon>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?"
+    r"(?P<name>\w[\w.-]*)(?:\s+slots\s*=\s*(?P<slots>\d{1,9})|:(?P<colon>\d{1,9}))?(?:\s+max[-_]slots\s*=\s*\d+)?"
 )
 _SSH_SECONDS = 30
 
@@ -170,14 +176,14 @@ def assign_ranks(candidates: Sequence[Candidate]) -> dict[int, Slot]:
 def is_local(host: str) -> bool:
     """Return whether a host is this machine; loopback addresses other than 127.0.0.1 count as other hosts."""
     own = socket.gethostname()
-    if host in ("localhost", "127.0.0.1", own, own.partition(".")[0], socket.getfqdn()):
+    if host in ("localhost", LOOPBACK, own, own.partition(".")[0], socket.getfqdn()):
         return True
     try:
         address = socket.gethostbyname(host)
     except OSError:
         return False  # a name that ssh's configuration alone may know
     if address.startswith("127."):
-        return address == "127.0.0.1"
+        return address == LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -189,18 +195,39 @@ def is_local(host: str) -> bool:
 def own_address(interface: str | None, towards: str | None) -> str:
     """Return an address of this machine: of a network interface, else the one that another host sees."""
     if interface is not None:
-        return _interface_address(interface)
+        return interface_address(interface, "--network-interfaces ")
     if towards is not None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((towards, 9))  # sends nothing; the kernel chooses the route
-                return probe.getsockname()[0]
-            except OSError:
-                return socket.gethostname()
-    return "127.0.0.1"
+        return _source_towards(towards) or socket.gethostname()
+    return LOOPBACK
 
 
-def _interface_address(interface: str) -> str:
+def listening_address(hosts: Iterable[str], interfaces: Sequence[str], others_may_come: bool) -> str:
+    """Return the address at which a launcher listens for its ranks; "", all of them, where it cannot be known."""
+    if interfaces:
+        return interface_address(interfaces[0], "--network-interfaces ")
+    if others_may_come:
+        return ""
+    sources = {_source_towards(host) for host in hosts if not is_local(host)} or {LOOPBACK}
+    return (sources.pop() or "") if len(sources) == 1 else ""
+
+
+def address_for(host: str, listening: str) -> str:
+    """Return the address at which a host reaches a launcher on this one, which listens there or everywhere."""
+    return listening or (LOOPBACK if is_local(host) else own_address(None, host))
+
+
+def _source_towards(host: str) -> str | None:
+    """Return the address of this machine that another host sees, if a route to it is known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing; the kernel chooses the route
+            return probe.getsockname()[0]
+        except OSError:
+            return None
+
+
+def interface_address(interface: str, given_by: str) -> str:
+    """Return the address of a network interface, which an option or variable names."""
     import fcntl
     import struct
 
@@ -211,7 +238,7 @@ def _interface_address(interface: str) -> str:
             answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
         except OSError as error:
             raise LaunchError(
-                f"--network-interfaces {interface}: {error.strerror or error}. Expected one with an address, of "
+                f"{given_by}{interface}: {error.strerror or error}. Expected one with an address, of "
                 f"{', '.join(known)}."
             ) from error
     return socket.inet_ntoa(answer[20:24])
@@ -237,7 +264,8 @@ class Ssh:
 
     def words(self, host: str) -> list[str]:
         """Return the words before a command that is to run on a host."""
-        options = ["PasswordAuthentication=no", "StrictHostKeyChecking=no", "BatchMode=yes", "LogLevel=ERROR"]
+        options = ["PasswordAuthentication=no", "BatchMode=yes", "LogLevel=ERROR"]
+        options += ["StrictHostKeyChecking=accept-new"] if _asks_for_host_keys(host) else []
         options += [f"ConnectTimeout={_SSH_SECONDS}", "ServerAliveInterval=15", "ServerAliveCountMax=4"]
         words = ["ssh", *(word for option in options for word in ("-o", option))]
         if self.port is not None:
@@ -262,6 +290,22 @@ class Ssh:
             f"host {host} cannot be used by ssh: {problem.rstrip('.')}. Expected a login without a password. "
             f"Try: {shlex.join([*self.words(host), 'true'])}"
         )
+
+
+@cache
+def _asks_for_host_keys(host: str) -> bool:
+    """Return whether ssh would ask the user about the key of a new host, since the user's configuration does not say.
+
+    Nobody can answer. Such keys are accepted once, and one that has changed is refused; every other setting stays.
+    """
+    try:
+        asked = subprocess.run(
+            ["ssh", "-G", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    said = re.search(r"^stricthostkeychecking (\S+)", asked.stdout, re.MULTILINE)
+    return said is None or said[1] == "ask"
 
 
 def as_one_word(script: str) -> str:
@@ -290,9 +334,13 @@ def check_hosts(hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str]) 
 
 
 def rendezvous_address(
-    hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str], interfaces: Sequence[str] = ()
+    hosts: Sequence[str], ssh: Ssh, environment: Mapping[str, str], interfaces: Sequence[str], held: ExitStack
 ) -> tuple[str, int]:
-    """Return the address and a free port of the first host, where rank 0 holds the store."""
+    """Return the address and a free port of the first host, where rank 0 holds the store.
+
+    A port of this host is reserved until `held` is closed. One of another host is not: it lies outside of the range
+    that the kernel hands out, so that only a program that asks for this very port can be first, which rank 0 reports.
+    """
     first, others = hosts[0], [host for host in hosts if not is_local(host)]
     if not is_local(first):
         printed = ssh.read(
@@ -300,16 +348,29 @@ def rendezvous_address(
         )
         return first, int(printed.rpartition("free port")[2])
     interface = interfaces[0] if interfaces else None
-    return own_address(interface, others[0] if others else None), free_port()
+    reserved = held.enter_context(reserve_port())
+    return own_address(interface, others[0] if others else None), reserved.getsockname()[1]
 
 
-def free_port() -> int:
-    """Return a port of this host on which no process listens."""
+def reserve_port() -> socket.socket:
+    """Bind a port of this host: until the socket is closed, only a server that reuses addresses can listen there."""
     for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-                return port
-            except OSError:
-                continue
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            reserved.bind(("", port))
+            return reserved
+        except OSError:
+            reserved.close()
     raise LaunchError(f"no free port of 100 tried between {_PORTS.start} and {_PORTS.stop}. End what holds them.")
+
+
+def hold_store(address: str) -> "TCPStore":
+    """Hold a store of ranks in this process, at any port of an address, or of all where that is ""."""
+    from torch.distributed import TCPStore
+
+    listener = listen(0, address)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address or LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )

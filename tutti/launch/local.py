@@ -11,7 +11,6 @@ import runpy
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -22,6 +21,7 @@ from tutti.errors import Interrupted, LaunchError
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, end_with_parent, launch_line, name_process, send_signal
+from tutti.ranks.secret import make_secret
 from tutti.runs.folder import RunFolder
 
 FORK_SERVER_VARIABLE = "TUTTI_FORK_SERVER"  # set in the environment of the fork server alone
@@ -78,8 +78,11 @@ def start_ranks(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from tutti.launch.elastic.agent import register_rendezvous
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report the first cause once
     os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(count, os.environ, threads))
+    os.environ |= make_secret().environment()  # of these ranks alone
     os.environ[FOLDER_VARIABLE] = str(folder.path)
     os.environ[LINE_VARIABLE] = launch_line()
     with tempfile.TemporaryDirectory(prefix="tutti-agent-") as agent_folder:
@@ -88,9 +91,8 @@ def start_ranks(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=count,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            run_id="ranks of one host",
+            rdzv_backend=register_rendezvous(),
             max_restarts=0,
             monitor_interval=0.1,
             start_method="forkserver",

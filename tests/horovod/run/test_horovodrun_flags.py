@@ -14,6 +14,7 @@ from tutti.horovod.run import arguments
 from tutti.horovod.run.command import mpirun_command
 from tutti.horovod.run.static_job import rank_environment
 from tutti.launch.hosts import Host, assign_slots, is_local, parse_hosts, read_hostfile
+from tutti.ranks.secret import SECRET_VARIABLE
 
 PROGRAM = ["python", "train.py", "--lr", "0.1", "-np", "9"]
 
@@ -203,7 +204,10 @@ def test_open_mpi_and_mpich_are_told_in_their_words(tmp_path: Path, monkeypatch:
     )
     for kind in ("open", "mpich"):
         monkeypatch.setenv("PATH", f"{tmp_path / kind}:/usr/bin:/bin")
-        words, environment = mpirun_command(arguments.static_options(given), PROGRAM, "--more 'a b'", "--bound", True)
+        options = arguments.static_options(given)
+        words, environment = mpirun_command(options, PROGRAM, 20_001, "--more 'a b'", "--bound", True)
+        assert environment[SECRET_VARIABLE] == options.secret.value.hex()
+        assert options.secret.value.hex() not in " ".join(words) + repr(options)
         assert words[-len(PROGRAM) :] == PROGRAM
         assert words[-len(PROGRAM) - 2 : -len(PROGRAM)] == ["--more", "a b"]
         assert "--bound" in words
@@ -213,7 +217,7 @@ def test_open_mpi_and_mpich_are_told_in_their_words(tmp_path: Path, monkeypatch:
             assert words[words.index("-np") + 1] == "3"
             assert words[words.index("plm_rsh_args") + 1] == "-p 2222"
             exported = [words[place + 1] for place, word in enumerate(words) if word == "-x"]
-            assert {"MY_SETTING", "MASTER_PORT", "PATH"} <= set(exported)
+            assert {"MY_SETTING", "MASTER_PORT", "PATH", SECRET_VARIABLE} <= set(exported)
             assert "HOSTNAME" not in exported
         else:
             assert words[words.index("-n") + 1] == "3"
@@ -233,7 +237,7 @@ def test_a_strange_mpirun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(LaunchError, match="says 'some other program': expected Open MPI or MPICH"):
-        mpirun_command(arguments.static_options(arguments.parse(["-np", "2", *PROGRAM])), PROGRAM)
+        mpirun_command(arguments.static_options(arguments.parse(["-np", "2", *PROGRAM])), PROGRAM, 20_001)
 
 
 @pytest.mark.system

@@ -14,10 +14,13 @@ import pytest
 from conftest import environment
 from prepared import PYTHON
 from rank_jobs import read_ledger, read_losses, reserved_port, run_ranks, train
+from strangers import attack, held_connections, recorded_connection, replay
 from waiting import wait_for_end, wait_until
 
+import tutti
 from tutti.cli import elastic
 from tutti.errors import CheckpointError, ConfigError, LaunchError, TuttiError
+from tutti.ranks.secret import make_secret
 
 VALUES: dict[str, Any] = {
     "recipe": "elastic",
@@ -163,6 +166,33 @@ def test_a_second_host_is_taken_in_and_its_loss_survived(tmp_path: Path, undistu
     assert code == 0, said
     assert [segment["ranks"] for segment in read_record(tmp_path)["segments"]] == [1, 2, 1]
     assert_same_run(run_folder(tmp_path), undisturbed)
+
+
+@elastic_ranks
+def test_strangers_change_nothing_and_end_nothing(tmp_path: Path, undisturbed: Path) -> None:
+    write_recipe(tmp_path, slow_below=3)
+    secret = make_secret()
+    join = {"host": "evil", "recipe": "recipe", "overrides": [], "version": tutti.__version__}
+    wanted = [{"kind": "join", "slots": slots, "order": order} | join for slots, order in ((1, -5), (10**9, 0), (2, 1))]
+    wanted += [{"kind": "ended", "round": 1, "ranks": []}, {"kind": "leave"}, {"kind": "signal", "number": 15}, {}]
+    with launched(tmp_path, "--min-ranks", "1", "--max-ranks", "2", "-n", "2", **secret.environment()) as first:
+        port = int(first.wait_for(rf"--join {HOST}:\d+").rpartition(":")[2])
+        first.wait_for("step 2/42")
+        with held_connections("127.0.0.1", port):
+            wire, spare = recorded_connection("127.0.0.1", port, secret)
+            spare.send("join", **join | {"slots": 1, "order": -1})
+            assert "position -1 among the hosts: expected 0 to" in next(spare.messages())["text"]
+            spare.close()
+            attack("127.0.0.1", port, wanted)
+            replay("127.0.0.1", port, wire.sent)
+            (tmp_path / "fast").touch()
+            code, said = first.end()
+    assert code == 0, said
+    assert "now on" not in said and "evil" not in said and secret.value.hex() not in said
+    assert [segment["ranks"] for segment in read_record(tmp_path)["segments"]] == [2]
+    assert_same_run(run_folder(tmp_path), undisturbed)
+    files = [path.read_bytes() for path in run_folder(tmp_path).rglob("*") if path.is_file()]
+    assert not any(secret.value.hex().encode() in content for content in files)
 
 
 @elastic_ranks

@@ -9,13 +9,14 @@ from tutti.launch.elastic.leader import HostServer
 from tutti.ranks.messages import Connection, connect, listen
 from tutti.ranks.secret import make_secret
 
-JOIN = {"host": "n2", "slots": 2, "recipe": "digits", "version": "1.0", "order": 3}
+JOIN = {"host": "n2", "slots": 2, "recipe": "digits", "overrides": ["epochs=2"], "version": "1.0", "order": 3}
+INCOMPLETE = "this host's request to join is not complete: expected its name, slots and order."
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[HostServer, Connection]]:
     secret = make_secret()
-    found = HostServer("digits", "1.0", secret)
+    found = HostServer("digits", ["epochs=2"], "1.0", secret)
     connection = connect("127.0.0.1", found.start(listen(0, "127.0.0.1")), secret)
     yield found, connection
     connection.close()
@@ -42,6 +43,12 @@ def test_a_host_joins_sends_messages_and_is_reported_when_it_is_gone(server: tup
     [
         ({"version": "0.9"}, "this host has tutti 0.9, the job 1.0: expected the same on all hosts."),
         ({"recipe": "mnist"}, "the job here trains 'digits', not 'mnist'. Join it with its own recipe."),
+        ({"overrides": []}, "the job here was resumed with epochs=2: expected the same on all hosts, not []."),
+        ({"slots": 0}, "this host offers 0 slots: expected 1 to 1024. Give another number with -n."),
+        ({"slots": 1 << 40}, "this host offers 1099511627776 slots: expected 1 to 1024. Give another number with -n."),
+        ({"order": -1}, "this host asks for position -1 among the hosts: expected 0 to 1000000."),
+        ({"slots": "2"}, INCOMPLETE),
+        ({"host": "n2\nerror: no disk"}, INCOMPLETE),
     ],
 )
 def test_a_host_of_another_kind_is_told_why_it_may_not_join(
@@ -58,3 +65,24 @@ def test_a_stranger_gets_no_answer(server: tuple[HostServer, Connection]) -> Non
     connection.send("GET / HTTP/1.1")
     assert list(connection.messages()) == []
     assert found.next(0.01) is None
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {},
+        {"round": 1},
+        {"round": "1", "ranks": []},
+        {"round": 1, "ranks": [{"killed": True}]},
+        {"round": 1, "ranks": [], "more": 1},
+        {"round": 1, "ranks": {"failure": None}},
+    ],
+)
+def test_a_host_that_sends_a_malformed_message_is_disconnected(
+    server: tuple[HostServer, Connection], malformed: dict[str, Any]
+) -> None:
+    found, connection = server
+    connection.send("join", **JOIN)
+    assert found.next(10) == (0, {"kind": "join", "slots": 2, "order": 3})
+    connection.send("ended", **malformed)
+    assert found.next(10) == (0, {"kind": "disconnected"})

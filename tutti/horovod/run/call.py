@@ -1,29 +1,35 @@
-"""`horovod.run`: call a function on every rank of a job, and return the results of all ranks."""
+"""`horovod.run`: call a function on every rank of a job, and return the results of all ranks.
+
+The function and its results travel as pickles, which are code. Both ends are authenticated, and a pickle is opened only
+after its signature with the secret of this job was verified.
+"""
 
 import os
 import pickle
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-import threading
 import traceback
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from tutti.errors import ConfigError
 from tutti.horovod.helpers import get_env_rank_and_size
 from tutti.horovod.run import arguments
-from tutti.launch.hosts import is_local, own_address
+from tutti.launch.hosts import address_for, is_local, listening_address, reserve_port
+from tutti.ranks.messages import Event, MessageServer, Peer, connect, listen
+from tutti.ranks.secret import ForgedContent, Secret, find_secret
 
-_ADDRESS, _KEY = "TUTTI_CALL_ADDRESS", "TUTTI_CALL_KEY"
+_ADDRESS = "TUTTI_CALL_ADDRESS"
+_CALL = "a call of horovod.run"  # the purpose of its signature
+_PART_BYTES = 4 << 20  # of a pickle in one message
+_CONNECT_SECONDS = 60.0
 
 
 def run(
@@ -75,69 +81,82 @@ def run(
     names = network_interfaces or network_interface
     given.network_interfaces = names if names is None or isinstance(names, str) else ",".join(names)
     content = _packed((func, tuple(args), dict(kwargs or {})), func)
-    return _Call(content).on_ranks(given, executable or sys.executable)
+    return _call_on_ranks(content, given, executable or sys.executable)
 
 
-class _Call:
-    """One call: it is sent to the ranks that connect, and collects their results."""
+class CallServer(MessageServer):
+    """Sends the pickled call to ranks, in parts as they ask for them, and collects their results."""
 
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.answers: dict[int, tuple[bool, bytes]] = {}
-        self._key = secrets.token_bytes(16)
-        self._over = False
-        self._open: list[threading.Thread] = []
+    kinds = ("part", "answer")
+    keep_alive = False  # the launcher sees its ranks end
 
-    def on_ranks(self, given: Namespace, python: str) -> list[Any]:
-        """Start the ranks, wait until they have ended, and unpickle their results."""
-        elastic = arguments.is_elastic(given)
-        options = arguments.elastic_options(given) if elastic else arguments.static_options(given)
-        names = [host.name for host in options.hosts] if elastic else [slot.host for slot in options.slots]  # pyright: ignore
-        others = [name for name in names if not is_local(name)]
-        everywhere = bool(others) or given.host_discovery_script is not None
-        listener = Listener(("" if everywhere else "127.0.0.1", 0), backlog=256)
-        port = int(listener.address[1])
-        serving = threading.Thread(target=self._serve, args=(listener,), daemon=True)
-        serving.start()
+    def __init__(self, call: bytes, secret: Secret) -> None:
+        super().__init__(secret)
+        self.answers: dict[int, tuple[bool, bytes]] = {}  # of each rank: whether it succeeded, and its result or error
+        self._secret = secret
+        self._call = secret.sign(call, _CALL)
+        self._parts: dict[int, list[bytes]] = {}  # of answers that are not complete
+
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        """Admit every rank of the job; those of elastic jobs have no number yet."""
+        return (arrival, message) if message["kind"] == "rank" else None
+
+    def on_message(self, number: int, message: dict[str, Any]) -> None:
+        """Answer a rank; the ValueError of a message that is not valid disconnects it."""
+        match message:
+            case {"kind": "part", "start": int(start)} if start >= 0:
+                part = b64encode(self._call[start : start + _PART_BYTES]).decode()
+                self.send([number], "part", part=part, size=len(self._call))
+            case {"kind": "answer", "part": str(part), "last": None}:
+                self._parts.setdefault(number, []).append(b64decode(part))
+            case {"kind": "answer", "part": str(part), "last": {"rank": int(rank), "well": bool(well)}}:
+                signed = b"".join([*self._parts.pop(number, []), b64decode(part)])
+                self.answers[rank] = (well, self._verified(signed, _answer_of(rank, well)))
+                self.send([number], "received")
+            case {"kind": "disconnected"}:
+                self._parts.pop(number, None)
+
+    def _verified(self, signed: bytes, purpose: str) -> bytes:
         try:
-            options.environment[_ADDRESS] = f"{_own_name(options, others, everywhere)}:{port}"
-            options.environment[_KEY] = self._key.hex()
-            options.environment["PYTHONPATH"] = _own_paths()
-            problem = _start(given, options, [python, "-m", "tutti.horovod.run.call"])
-        finally:
-            self._over = True
-            Client(("127.0.0.1", port)).close()  # wakes the thread that serves
-            serving.join()
-            listener.close()
-        for thread in self._open:
-            thread.join(10)
-        failed = {rank: text for rank, (well, text) in sorted(self.answers.items()) if not well}
-        if failed:
-            raise RuntimeError("\n".join(f"rank {rank} failed:\n{text.decode()}" for rank, text in failed.items()))
-        if problem is not None:
-            raise RuntimeError(problem)
-        return [pickle.loads(self.answers[rank][1]) for rank in sorted(self.answers)]
+            return self._secret.verify(signed, purpose)
+        except ForgedContent as error:
+            raise ValueError(str(error)) from error
 
-    def _serve(self, listener: Listener) -> None:
-        while True:
-            connection = listener.accept()
-            if self._over:
-                connection.close()
-                return
-            thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
-            self._open.append(thread)
-            thread.start()
 
-    def _answer(self, connection: Connection) -> None:
-        with connection:
-            try:
-                deliver_challenge(connection, self._key)
-                answer_challenge(connection, self._key)
-                connection.send_bytes(self.content)
-                rank, well, answer = pickle.loads(connection.recv_bytes())
-            except (OSError, EOFError, AuthenticationError):
-                return  # the rank has ended, which its launcher reports; or it is not a rank of this job
-            self.answers[rank] = (well, answer)
+def _answer_of(rank: int, well: bool) -> str:
+    """Return the purpose of the signature of a rank's answer."""
+    return f"the {'result' if well else 'error'} of rank {rank}"
+
+
+def _call_on_ranks(call: bytes, given: Namespace, python: str) -> list[Any]:
+    """Start the ranks, wait until they have ended, and unpickle their results."""
+    options, names = _options(given)
+    others = [name for name in names if not is_local(name)]
+    address = listening_address(names, options.network_interfaces, given.host_discovery_script is not None)
+    server = CallServer(call, options.secret)
+    try:
+        port = server.start(listen(0, address))
+        own_name = address_for(others[0], address) if others else address or socket.gethostname()
+        options.environment.update({_ADDRESS: f"{own_name}:{port}", "PYTHONPATH": _own_paths()})
+        problem = _start(given, options, [python, "-m", "tutti.horovod.run.call"])
+    finally:
+        server.close()
+    failed = {rank: text for rank, (well, text) in sorted(server.answers.items()) if not well}
+    if failed:
+        errors = [f"rank {rank} failed:\n{text.decode(errors='replace')}" for rank, text in failed.items()]
+        raise RuntimeError("\n".join(errors))
+    if problem is not None:
+        raise RuntimeError(problem)
+    return [pickle.loads(answer) for _, (_, answer) in sorted(server.answers.items())]  # the server has verified them
+
+
+def _options(given: Namespace) -> tuple[Any, list[str]]:
+    """Return the options of the job, and the names of its hosts."""
+    if arguments.is_elastic(given):
+        elastic = arguments.elastic_options(given)
+        return elastic, [host.name for host in elastic.hosts]
+    static = arguments.static_options(given)
+    return static, [slot.host for slot in static.slots]
 
 
 def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
@@ -150,8 +169,10 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
     if given.mpi:
         from tutti.horovod.run.command import mpirun_command
 
-        words, environment = mpirun_command(options, command, given.mpi_args or "")
-        code = subprocess.run(words, env=environment, check=False).returncode
+        with reserve_port() as reserved:
+            port = reserved.getsockname()[1]
+            words, environment = mpirun_command(options, command, port, given.mpi_args or "")
+            code = subprocess.run(words, env=environment, check=False).returncode
         return f"mpirun ended with exit code {code}" if code else None
     from tutti.horovod.run.static_job import launch_static
     from tutti.launch.supervisor import Stopped
@@ -162,14 +183,6 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
         signal.raise_signal(stopped.number)  # to this program's own handler
         raise KeyboardInterrupt from None
     return None if ending is None else ending.message()
-
-
-def _own_name(options: Any, others: list[str], everywhere: bool) -> str:
-    """Return the address at which ranks reach this process."""
-    if not everywhere:
-        return "127.0.0.1"
-    interface = options.network_interfaces[0] if options.network_interfaces else None
-    return own_address(interface, others[0]) if others else socket.gethostname()
 
 
 def _own_paths() -> str:
@@ -209,16 +222,50 @@ def _pickler() -> ModuleType:
 def _rank_main() -> None:
     """Receive the call on a rank, execute it, and send the result."""
     host, _, port = os.environ.pop(_ADDRESS).rpartition(":")
-    with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(_KEY))) as connection:
-        well = False
-        try:
-            func, args, kwargs = pickle.loads(connection.recv_bytes())
-            answer = _pickler().dumps(func(*args, **kwargs))
-            well = True
-        except BaseException:
-            answer = traceback.format_exc().encode()
-        connection.send_bytes(pickle.dumps((get_env_rank_and_size()[0], well, answer)))
+    secret = find_secret()
+    signed = _receive_call(host, int(port), secret)
+    well = False
+    try:
+        func, args, kwargs = pickle.loads(secret.verify(signed, _CALL))
+        answer = _pickler().dumps(func(*args, **kwargs))
+        well = True
+    except BaseException:
+        answer = traceback.format_exc().encode()
+    _send_answer(host, int(port), secret, well, answer)
     sys.exit(not well)
+
+
+def _receive_call(host: str, port: int, secret: Secret) -> bytes:
+    """Return the signed call."""
+    signed = bytearray()
+    with connect(host, port, secret, _CONNECT_SECONDS, keep_alive=False) as connection:
+        connection.send("rank")
+        messages = connection.messages()
+        while True:
+            connection.send("part", start=len(signed))
+            message = _next(messages)
+            signed += b64decode(message["part"])
+            if len(signed) == message["size"]:
+                return bytes(signed)
+
+
+def _send_answer(host: str, port: int, secret: Secret, well: bool, answer: bytes) -> None:
+    """Send the result over a connection of its own: a call may take longer than a network keeps an idle one."""
+    rank = get_env_rank_and_size()[0]
+    signed = secret.sign(answer, _answer_of(rank, well))
+    *first, last = (signed[start : start + _PART_BYTES] for start in range(0, len(signed), _PART_BYTES))
+    with connect(host, port, secret, _CONNECT_SECONDS, keep_alive=False) as connection:
+        connection.send("rank")
+        for part in first:
+            connection.send("answer", part=b64encode(part).decode(), last=None)
+        connection.send("answer", part=b64encode(last).decode(), last={"rank": rank, "well": well})
+        _next(connection.messages())
+
+
+def _next(messages: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    for message in messages:
+        return message
+    sys.exit("the process that has called horovod.run has ended")
 
 
 if __name__ == "__main__":

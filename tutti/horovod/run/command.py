@@ -15,13 +15,18 @@ from tutti.horovod import __version__
 from tutti.horovod.run import arguments
 from tutti.horovod.run.arguments import StaticOptions
 from tutti.horovod.run.static_job import interface_environment, without_launchers
-from tutti.launch.hosts import free_port, is_local, is_portable, own_address
+from tutti.launch.hosts import is_local, is_portable, own_address, reserve_port
 
 
 def mpirun_command(
-    options: StaticOptions, command: Sequence[str], mpi_args: str = "", binding_args: str = "", tcp: bool = False
+    options: StaticOptions,
+    command: Sequence[str],
+    port: int,
+    mpi_args: str = "",
+    binding_args: str = "",
+    tcp: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line of mpirun, and the environment to start it in."""
+    """Return the command line of mpirun, and the environment to start it in; rank 0 holds the store at a port."""
     hosts = [slot.host for slot in options.slots]
     base = without_launchers(options.environment) | options.secret.environment()
     others = [host for host in hosts if not is_local(host)]
@@ -29,7 +34,7 @@ def mpirun_command(
     address = own_address(interface, others[0] if others else None) if is_local(hosts[0]) else hosts[0]
     told = {
         "MASTER_ADDR": address,
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(port),
         "PYTHONUNBUFFERED": "1",
         "HOROVOD_CONTROLLER": "mpi",
     }
@@ -128,7 +133,9 @@ def run(words: Sequence[str]) -> int:
     options = arguments.static_options(given)
     if given.mpi:
         mpi = (given.mpi_args or "", given.binding_args or "", given.tcp)
-        started, environment = mpirun_command(options, given.command, *mpi)
+        reserved = reserve_port()
+        reserved.set_inheritable(True)  # mpirun keeps it
+        started, environment = mpirun_command(options, given.command, reserved.getsockname()[1], *mpi)
         if given.verbose:
             print(shlex.join(started), file=sys.stderr)
         sys.stdout.flush()

@@ -1,5 +1,6 @@
 """The hosts of an elastic job: their discovery by a script, their limits, and their cool-down after failures."""
 
+import errno
 import math
 import os
 import shlex
@@ -17,18 +18,14 @@ _SCRIPT_SECONDS = 60.0
 
 
 def read_script(script: str, default_slots: int) -> list[Host]:
-    """Run a discovery script, or a line of shell, that prints `host` or `host:slots` in each line; return the hosts."""
-    line = shlex.quote(os.path.abspath(script)) if os.path.isfile(script) else script
+    """Run a discovery script, or a program with arguments, that prints `host` or `host:slots` lines."""
+    words = [os.path.abspath(script)] if os.path.isfile(script) else shlex.split(script)
     try:
-        done = subprocess.run(
-            line,
-            shell=True,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_SCRIPT_SECONDS,
-        )
+        done = _run(words)
+    except OSError as error:
+        raise LaunchError(
+            f"--host-discovery-script {script} cannot be started: {error.strerror}. Give the path of a program."
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
             f"--host-discovery-script {script} has not ended within {_SCRIPT_SECONDS:g} s. Make it faster."
@@ -48,6 +45,18 @@ def read_script(script: str, default_slots: int) -> list[Host]:
             f"--host-discovery-script {script} printed {done.stdout.strip()!r}. "
             "Expected a line 'host' or 'host:slots' for each host."
         ) from error
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program without a shell; a script that does not name its interpreter is one of /bin/sh, as in Horovod."""
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_SCRIPT_SECONDS
+        )
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        return _run(["/bin/sh", *words])
 
 
 class Discovery:

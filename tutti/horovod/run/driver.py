@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tutti.horovod.run.arguments import ElasticOptions
 from tutti.horovod.run.discovery import Discovery, check_numbers, cool_down_of
@@ -27,13 +26,20 @@ from tutti.horovod.run.messages import (
 )
 from tutti.horovod.run.static_job import interface_environment, without_launchers
 from tutti.launch.elastic.slots import RankLimits, SlotPool
-from tutti.launch.hosts import Candidate, Host, Ssh, assign_ranks, fill_hosts, is_local, own_address
+from tutti.launch.hosts import (
+    Candidate,
+    Host,
+    Ssh,
+    address_for,
+    assign_ranks,
+    fill_hosts,
+    hold_store,
+    is_local,
+    listening_address,
+)
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.messages import listen
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
 _NUMBERS = 1000  # of workers, for the width of the names of their output folders
 _TICK_SECONDS = 0.05
@@ -74,18 +80,18 @@ class Worker:
         return Candidate(self.number, self.host, self.slot, self.generation, self.rank, self.has_state)
 
 
-def start(number: int, host: Host, slot: int, options: ElasticOptions, command: Sequence[str], port: int) -> Worker:
-    """Start a worker, which connects to the driver at a port of this machine."""
-    here = is_local(host.name)
-    interface = options.network_interfaces[0] if options.network_interfaces else None
-    address = "127.0.0.1" if here else own_address(interface, host.name)
+def start(
+    number: int, host: Host, slot: int, options: ElasticOptions, command: Sequence[str], driver: tuple[str, int]
+) -> Worker:
+    """Start a worker, which connects to the driver at an address and port of this machine."""
+    here, address = is_local(host.name), address_for(host.name, driver[0])
     environment = without_launchers(options.environment or os.environ)
     if here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(host.slots, environment))
     environment |= interface_environment(options.network_interfaces)
     environment |= {
         ELASTIC_VARIABLE: "1",
-        ADDRESS_VARIABLE: f"{address}:{port}",
+        ADDRESS_VARIABLE: f"{address}:{driver[1]}",
         WORKER_VARIABLE: str(number),
         "HOROVOD_HOSTNAME": host.name,
         "HOROVOD_CONTROLLER": "gloo",
@@ -146,9 +152,11 @@ class Driver:
         self._hosts: list[Host] = list(self.options.hosts)
         self._limits = RankLimits(self.options.min_np, self.options.max_np)
         self._pool = SlotPool[str](cool_down_of(self.options.cooldown_range))
-        self._store: TCPStore = _hold_store()
+        names, interfaces = [host.name for host in self._hosts], self.options.network_interfaces
+        address = listening_address(names, interfaces, others_may_come=script is not None)
+        self._store = hold_store(address)
         self._server = WorkerServer(self.options.secret)
-        self._port = self._server.start(listen(0))
+        self._address = address, self._server.start(listen(0, address))  # "" for all addresses
 
     def run(self) -> int:
         """Run the job to its end; return its exit code."""
@@ -224,11 +232,11 @@ class Driver:
     def _read_requests(self) -> None:
         while event := self._server.next(0):
             number, message = event
-            if message.pop("kind") != "request":
+            if message["kind"] != "request":
                 continue
             for worker in self.workers:
                 if worker.number == number:
-                    worker.request = RankRequest(**message)
+                    worker.request = message["request"]
                     self._has_state = self._has_state or worker.has_state
 
     # Decisions.
@@ -264,7 +272,7 @@ class Driver:
         hosts = {host.name: host for host in self._hosts}
         for name, count in fill_hosts({name: len(slots) for name, slots in free.items()}, max(room, 0)).items():
             for slot in free[name][:count]:
-                self.workers.append(start(self._started, hosts[name], slot, options, self.command, self._port))
+                self.workers.append(start(self._started, hosts[name], slot, options, self.command, self._address))
                 self._started += 1
 
     def _notify_of_hosts(self) -> None:
@@ -385,12 +393,6 @@ class Driver:
 def report(text: str) -> None:
     """Print a line of the driver."""
     print(f"elastic driver: {text.strip()}", file=sys.stderr, flush=True)
-
-
-def _hold_store() -> "TCPStore":
-    from torch.distributed import TCPStore
-
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _ordinal(number: int) -> str:

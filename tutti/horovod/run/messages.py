@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tutti.ranks.messages import Event, MessageServer, Peer
+from tutti.runs.files import to_dataclass
 
 ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 ADDRESS_VARIABLE = "TUTTI_ELASTIC_ADDRESS"  # host:port of the driver
@@ -56,7 +57,15 @@ class WorkerServer(MessageServer):
     keep_alive = False  # the driver sees its workers end
 
     def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        """Admit a worker by its number."""
         match message:
             case {"kind": "worker", "worker": int(number)}:
                 return number, message
         return None
+
+    def on_message(self, number: int, message: dict[str, Any]) -> None:
+        """Add only complete requests to the events; the ValueError of another one disconnects its worker."""
+        if message["kind"] == "request":
+            content = {key: value for key, value in message.items() if key != "kind"}
+            message = {"kind": "request", "request": to_dataclass(content, RankRequest)}
+        super().on_message(number, message)

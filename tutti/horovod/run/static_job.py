@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tutti.horovod.run.arguments import StaticOptions
@@ -49,9 +50,9 @@ def launch_static(options: StaticOptions, command: Sequence[str]) -> FailedRank 
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
     base = without_launchers(options.environment) | options.secret.environment()
     ranks: list[HostProcess] = []
-    with stopped_by_signals():
+    with stopped_by_signals(), ExitStack() as held:
         check_hosts(hosts, ssh, base)
-        address, port = rendezvous_address(hosts, ssh, base, options.network_interfaces)
+        address, port = rendezvous_address(hosts, ssh, base, options.network_interfaces, held)
         size = len(options.slots)
         outputs = [RankOutput(r, size, options.output_filename, options.prefix_timestamp) for r in range(size)]
         try:

@@ -14,12 +14,14 @@ from tutti.config.run import RunConfig
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, settle
 from tutti.launch.cluster.schedulers import require, scheduler_of
+from tutti.ranks.secret import FILE_VARIABLE, make_secret, write_secret
 from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
 from tutti.runs.jobs import JobRecord, read_job
 
 # A rank that ends must not end the others: their exit codes and notes show the first cause. Those that have not ended
 # by themselves after this time are ended.
 _GRACE_SECONDS = 60
+_SECRET = "secret"  # the file in the run folder by which the ranks of its jobs recognise each other
 
 
 def launcher_command(site: Site, resources: Resources, variables: Iterable[str]) -> str:
@@ -179,6 +181,7 @@ def _variables(job: JobScript) -> dict[str, str]:
     """Return the environment of the ranks, quoted for the shell."""
     site = job.site
     variables = {"TUTTI_JOB_ENDS": '"$ends"', "TUTTI_FAILURE_NOTES": '"$FOLDER/logs/notes"'}
+    variables[FILE_VARIABLE] = f'"$FOLDER/{_SECRET}"'
     if job.python_path:
         variables["PYTHONPATH"] = shlex.quote(job.python_path)
     if job.resources.cores_per_rank:
@@ -267,6 +270,9 @@ def write_job(submission: Submission, folder: RunFolder) -> None:
         max_requeues=submission.max_requeues,
         script=script.name,
     ).write(folder)
+    secret = folder.path / _SECRET
+    if not secret.exists():
+        write_secret(secret, make_secret())
 
 
 def submit_job(folder: RunFolder, after: str | None = None) -> str:

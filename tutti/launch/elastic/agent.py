@@ -1,7 +1,8 @@
 """torchrun's agent supervises the ranks of one host in one round of an elastic job.
 
 The first launcher of the job decides which ranks a round has, so that torchrun's own rendezvous is replaced by one that
-returns this decision. Every round has a store of its own in that launcher, so that any rank may fail.
+returns this decision. Every round has a store of its own in that launcher, so that any rank may fail. The ranks of a
+job that is not elastic are those of its only round; their store listens at the loopback address of their host.
 """
 
 import logging
@@ -24,10 +25,13 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
+    RendezvousParameters,
     RendezvousStoreInfo,
+    rendezvous_handler_registry,
 )
 
 from tutti.launch.elastic.slots import RankEnd, RoundShare
+from tutti.launch.hosts import LOOPBACK, hold_store
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_notes
 from tutti.ranks.process import send_signal
 
@@ -35,6 +39,8 @@ _STORE_SECONDS = 60.0
 _EXIT_SECONDS = 60.0  # for which hosts wait for each other when their ranks have ended
 _POLL_SECONDS = 0.1
 _SOON_SECONDS = 5  # the agent kills ranks that ignore SIGTERM later than this after the first failure
+
+_BACKEND = "tutti"
 
 logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the first launcher reports failures once
 
@@ -131,13 +137,14 @@ class _DecidedRendezvous(RendezvousHandler):
         self._address = address
         self._at_poll = at_poll
         self._started = False
+        self.store: TCPStore | None = None  # of the round, where this process holds it
 
     @property
     def use_agent_store(self) -> bool:
         return True
 
     def get_backend(self) -> str:
-        return "tutti"
+        return _BACKEND
 
     def get_run_id(self) -> str:
         return f"round-{self._share.round}"
@@ -164,3 +171,17 @@ class _DecidedRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
+
+
+def register_rendezvous() -> str:
+    """Have torchrun's agent use a decided rendezvous of this host alone; return the name by which it is chosen."""
+    rendezvous_handler_registry.register(_BACKEND, _only_round)
+    return _BACKEND
+
+
+def _only_round(_: RendezvousParameters) -> RendezvousHandler:
+    store = hold_store(LOOPBACK)
+    share = RoundShare(round=0, ranks=0, host=0, hosts=1, port=store.port)  # the agent knows the number of its ranks
+    handler = _DecidedRendezvous(share, LOOPBACK, lambda: None)
+    handler.store = store
+    return handler

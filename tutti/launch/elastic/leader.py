@@ -5,18 +5,32 @@ take part, or when training is complete. The next round resumes from the newest 
 """
 
 import platform
+import re
+import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
-from tutti.launch.elastic.slots import CoolDown, RankEnd, RankLimits, Round, Rounds, RoundShare, SlotPool
+from tutti.launch.elastic.member import Welcome
+from tutti.launch.elastic.slots import (
+    CoolDown,
+    RankEnd,
+    RankLimits,
+    Round,
+    RoundEnd,
+    Rounds,
+    RoundShare,
+    SlotPool,
+)
+from tutti.launch.hosts import LOOPBACK, hold_store
 from tutti.ranks.failures import Failure, first_cause
 from tutti.ranks.messages import Event, MessageServer, Peer
-from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, launch_line
+from tutti.ranks.process import launch_line
 from tutti.ranks.secret import Secret
 from tutti.runs.files import to_dataclass
 from tutti.runs.folder import RunFolder
@@ -30,6 +44,11 @@ _BROKEN_SECONDS = 5.0  # in which ranks end by themselves when others are lost
 _KILL_SECONDS = 10.0  # a rank that waits for one on a host that has lost its network does not notice
 _LOSSES_ALLOWED = 5  # of the ranks of one host
 _MAX_FUTILE_ROUNDS = 3  # rounds in a row that may end by a loss without a new checkpoint
+_MAX_CHANGES = 20  # that one line on the screen names
+_MAX_HOSTS = 4096
+_MAX_SLOTS = 1024  # of one host
+LAST = 1_000_000  # the order of hosts that join later: their ranks come after all others
+_HOST_NAME = re.compile(r"[\w.:-]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -45,29 +64,54 @@ class ElasticTerms:
 
 
 class HostServer(MessageServer):
-    """Admits hosts that have the recipe and the version of this job; each has the number of its arrival."""
+    """Admits hosts that would run what the job runs; each has the number of its arrival."""
 
     kinds = ("ended", "leave")
 
-    def __init__(self, recipe: str, version: str, secret: Secret) -> None:
+    def __init__(self, recipe: str, overrides: Sequence[str], version: str, secret: Secret) -> None:
         super().__init__(secret)
-        self.names: dict[int, str] = {}  # also of hosts that have left
+        self.names: dict[int, str] = {}  # until they have disconnected
         self._recipe = recipe
+        self._overrides = list(overrides)
         self._version = version
 
     def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        """Admit a host with a valid offer; another one is told what is wrong with its own."""
+        if message["kind"] != "join":
+            return None
+        if (refusal := self._refusal(message)) is not None:
+            self.reply(peer, "end", code=2, text=refusal)
+            return None
+        self.names[arrival] = message["host"]
+        return arrival, {"kind": "join", "slots": message["slots"], "order": message["order"]}
+
+    def on_message(self, number: int, message: dict[str, Any]) -> None:
+        """Add only complete messages to the events; the ValueError of another one disconnects its host."""
+        if message["kind"] == "ended":
+            report = {key: value for key, value in message.items() if key != "kind"}
+            message = {"kind": "ended", "end": to_dataclass(report, RoundEnd)}
+        elif message["kind"] == "leave":
+            message = {"kind": "leave"}
+        super().on_message(number, message)
+
+    def _refusal(self, message: dict[str, Any]) -> str | None:
         match message:
-            case {"kind": "join", "version": version} if version != self._version:
-                text = f"this host has tutti {version}, the job {self._version}: expected the same on all hosts."
-            case {"kind": "join", "recipe": recipe} if recipe != self._recipe:
-                text = f"the job here trains {self._recipe!r}, not {recipe!r}. Join it with its own recipe."
-            case {"kind": "join", "host": str(name), "slots": int(slots), "order": int(order)}:
-                self.names[arrival] = name
-                return arrival, {"kind": "join", "slots": slots, "order": order}
-            case _:
+            case {"version": version} if version != self._version:
+                return f"this host has tutti {version!s:.50}, the job {self._version}: expected the same on all hosts."
+            case {"recipe": recipe} if recipe != self._recipe:
+                return f"the job here trains {self._recipe!r}, not {recipe!r:.200}. Join it with its own recipe."
+            case {"overrides": overrides} if overrides != self._overrides:
+                own = " ".join(self._overrides) or "no overrides"
+                return f"the job here was resumed with {own}: expected the same on all hosts, not {overrides!r:.200}."
+            case {"slots": int(slots)} if not 1 <= slots <= _MAX_SLOTS:
+                return f"this host offers {slots} slots: expected 1 to {_MAX_SLOTS}. Give another number with -n."
+            case {"order": int(order)} if not 0 <= order <= LAST:
+                return f"this host asks for position {order} among the hosts: expected 0 to {LAST}."
+            case _ if len(self.names) >= _MAX_HOSTS:
+                return f"the job here has {_MAX_HOSTS} hosts already, the most that it takes."
+            case {"host": str(name), "slots": int(), "order": int()} if _HOST_NAME.fullmatch(name):
                 return None
-        self.reply(peer, "end", code=2, text=text)
-        return None
+        return "this host's request to join is not complete: expected its name, slots and order."
 
 
 @dataclass
@@ -94,20 +138,22 @@ class Leader:
         self,
         terms: ElasticTerms,
         folder: RunFolder,
-        arguments: list[str],
         server: HostServer,
         report: Callable[[str], None],
+        address: str = "",
     ) -> None:
+        """Lead the hosts of a server, which listens at this address, or at all of this host."""
         self._terms = terms
         self._folder = folder
-        self._arguments = arguments
         self._server = server
+        self._address = address
+        self._welcome = Welcome(str(folder.path.resolve()), launch_line(), secrets.token_hex(16))
         self._report = report
         limits = RankLimits(terms.min_ranks, terms.max_ranks, terms.parts)
         self._pool = SlotPool[int](CoolDown(terms.pause_seconds, failures_allowed=_LOSSES_ALLOWED))
         self._rounds = Rounds(limits, self._pool)
         self._current: _Current | None = None
-        self._changes: list[str] = []  # since the last round began
+        self._changes: deque[str] = deque(maxlen=_MAX_CHANGES)  # since the last round began
         self._leaving: set[int] = set()
         self._signal: signal.Signals | None = None
         self._short_since: float | None = None
@@ -135,17 +181,16 @@ class Leader:
     def _on_join(self, host: int, slots: int, order: int) -> None:
         self._pool.add(host, self._server.names[host], slots, order)
         self._last_join = time.monotonic()
-        environment = {FOLDER_VARIABLE: str(self._folder.path.resolve()), LINE_VARIABLE: launch_line()}
-        self._server.send([host], "welcome", arguments=self._arguments, environment=environment)
+        self._server.send([host], "welcome", welcome=asdict(self._welcome))
         if self._rounds.count:
             self._changes.append(f"host {self._server.names[host]} has joined")
 
-    def _on_ended(self, host: int, round: int, ranks: list[dict[str, Any]]) -> None:
+    def _on_ended(self, host: int, end: RoundEnd) -> None:
         current = self._current
-        if current and round == current.round.number and host in current.running:
+        if current and end.round == current.round.number and host in current.running:
             current.running.remove(host)
-            current.ended += [(host, to_dataclass(rank, RankEnd)) for rank in ranks]
-            if ranks:
+            current.ended += [(host, rank) for rank in end.ranks]
+            if end.ranks:
                 current.note_loss()
 
     def _on_leave(self, host: int) -> None:
@@ -163,6 +208,7 @@ class Leader:
             ranks = ", ".join(map(str, current.round.ranks_of(host)))
             current.lost.append(f"{ranks} on host {self._server.names[host]}, which was lost")
             current.note_loss()
+        self._server.names.pop(host, None)
 
     def _on_signal(self, _: int, number: int) -> None:
         if self._current and self._signal:
@@ -217,14 +263,14 @@ class Leader:
             self._end(failure)
 
     def _begin(self, new: Round) -> None:
-        from torch.distributed import TCPStore
-
         waiting = {0: "", 1: ", 1 more waits as a spare"}.get(new.spares, f", {new.spares} more wait as spares")
         reasons = f" ({'; '.join(self._changes)})" if self._changes else ""
         if new.number > 1 or waiting:
             self._report(f"now on {_ranks(new.world_size)}{waiting}{reasons}")
-        self._changes, self._short_since, self._short_reported = [], None, False
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._changes.clear()
+        self._short_since, self._short_reported = None, False
+        is_here = all(self._pool.hosts[host].order == 0 for host in new.shares)
+        store = hold_store(self._address or (LOOPBACK if is_here else ""))
         self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
         for index, (host, ranks) in enumerate(new.shares.items()):
             share = RoundShare(new.number, ranks, index, len(new.shares), store.port)

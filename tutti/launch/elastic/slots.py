@@ -158,6 +158,14 @@ class RankEnd:
     killed: bool  # by a signal that was not the agent's
 
 
+@dataclass(frozen=True)
+class RoundEnd:
+    """A host's report that its ranks of a round have ended."""
+
+    round: int
+    ranks: list[RankEnd]  # those that did not complete their work
+
+
 @dataclass
 class Rounds:
     """The hosts of a job that restarts from checkpoints, and the rounds that they can form."""

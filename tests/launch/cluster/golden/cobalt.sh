@@ -21,6 +21,7 @@ PYTHON=/home/me/venv/bin/python
 ends=${COBALT_ENDTIME:-$(($(date +%s) + 5430))}
 export TUTTI_JOB_ENDS="$ends"
 export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export TUTTI_SECRET_FILE="$FOLDER/secret"
 export OMP_NUM_THREADS=16
 
 # How a command of tutti is started on every rank.

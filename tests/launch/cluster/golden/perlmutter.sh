@@ -28,6 +28,7 @@ ends=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
 ends=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || ends=$(($(date +%s) + 129600))
 export TUTTI_JOB_ENDS="$ends"
 export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export TUTTI_SECRET_FILE="$FOLDER/secret"
 export PYTHONPATH='/scratch/me/my project'
 export OMP_NUM_THREADS=16
 export GLOO_SOCKET_IFNAME=hsn0

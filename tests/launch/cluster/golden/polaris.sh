@@ -29,6 +29,7 @@ PYTHON=/home/me/venv/bin/python
 ends=$(($(date +%s) + 7200))
 export TUTTI_JOB_ENDS="$ends"
 export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export TUTTI_SECRET_FILE="$FOLDER/secret"
 export OMP_NUM_THREADS=8
 export GLOO_SOCKET_IFNAME=hsn0
 export NCCL_SOCKET_IFNAME=hsn0

@@ -25,6 +25,7 @@ ends=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
 ends=$(date --date="${ends:-unknown}" +%s 2>/dev/null) || ends=$(($(date +%s) + 1800))
 export TUTTI_JOB_ENDS="$ends"
 export TUTTI_FAILURE_NOTES="$FOLDER/logs/notes"
+export TUTTI_SECRET_FILE="$FOLDER/secret"
 export OMP_NUM_THREADS=2
 
 # How a command of tutti is started on every rank.
