@@ -12,13 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tutti.errors import LaunchError
-from tutti.ranks.messages import listen
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<slots>\d{1,9}))?")
@@ -363,14 +359,3 @@ def reserve_port() -> socket.socket:
         except OSError:
             reserved.close()
     raise LaunchError(f"no free port of 100 tried between {_PORTS.start} and {_PORTS.stop}. End what holds them.")
-
-
-def hold_store(address: str) -> "TCPStore":
-    """Hold a store of ranks in this process, at any port of an address, or of all where that is ""."""
-    from torch.distributed import TCPStore
-
-    listener = listen(0, address)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        address or LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )

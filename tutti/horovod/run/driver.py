@@ -33,7 +33,6 @@ from tutti.launch.hosts import (
     address_for,
     assign_ranks,
     fill_hosts,
-    hold_store,
     is_local,
     listening_address,
 )
@@ -147,6 +146,8 @@ class Driver:
     _started: int = 0
 
     def __post_init__(self) -> None:
+        from tutti.launch.elastic.agent import hold_store
+
         script = self.options.host_discovery_script
         self._discovery = Discovery(script, self.options.slots_per_host or 1) if script else None
         self._hosts: list[Host] = list(self.options.hosts)

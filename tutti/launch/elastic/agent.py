@@ -31,8 +31,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from tutti.launch.elastic.slots import RankEnd, RoundShare
-from tutti.launch.hosts import LOOPBACK, hold_store
+from tutti.launch.hosts import LOOPBACK
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_notes
+from tutti.ranks.messages import listen
 from tutti.ranks.process import send_signal
 
 _STORE_SECONDS = 60.0
@@ -185,3 +186,12 @@ def _only_round(_: RendezvousParameters) -> RendezvousHandler:
     handler = _DecidedRendezvous(share, LOOPBACK, lambda: None)
     handler.store = store
     return handler
+
+
+def hold_store(address: str) -> TCPStore:
+    """Hold a store of ranks in this process, at any port of an address, or of all where that is ""."""
+    listener = listen(0, address)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address or LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )

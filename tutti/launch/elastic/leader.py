@@ -27,7 +27,7 @@ from tutti.launch.elastic.slots import (
     RoundShare,
     SlotPool,
 )
-from tutti.launch.hosts import LOOPBACK, hold_store
+from tutti.launch.hosts import LOOPBACK
 from tutti.ranks.failures import Failure, first_cause
 from tutti.ranks.messages import Event, MessageServer, Peer
 from tutti.ranks.process import launch_line
@@ -263,6 +263,8 @@ class Leader:
             self._end(failure)
 
     def _begin(self, new: Round) -> None:
+        from tutti.launch.elastic.agent import hold_store
+
         waiting = {0: "", 1: ", 1 more waits as a spare"}.get(new.spares, f", {new.spares} more wait as spares")
         reasons = f" ({'; '.join(self._changes)})" if self._changes else ""
         if new.number > 1 or waiting:
