@@ -21,7 +21,6 @@ from tutti.errors import Interrupted, LaunchError
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, end_with_parent, launch_line, name_process, send_signal
-from tutti.ranks.secret import make_secret
 from tutti.runs.folder import RunFolder
 
 FORK_SERVER_VARIABLE = "TUTTI_FORK_SERVER"  # set in the environment of the fork server alone
@@ -79,6 +78,7 @@ def start_ranks(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from tutti.launch.elastic.agent import register_rendezvous
+    from tutti.ranks.secret import make_secret
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report the first cause once
     os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(count, os.environ, threads))
