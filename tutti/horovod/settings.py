@@ -82,89 +82,54 @@ class FlagSetting:
 
     flag: str
     kind: type
-    variable: str
-    key: str  # section.name
-    help: str
-    used: bool = True  # otherwise accepted without effect
+    section: str  # of the YAML file
+    help: str = ""  # empty for a flag that is accepted without effect
+    other_variable: str = ""  # where it is not the flag in capitals
+    other_key: str = ""  # where it is not the flag without the name of the section
     choices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.flag.removeprefix("--").replace("-", "_")
 
+    @property
+    def variable(self) -> str:
+        return self.other_variable or self.name.upper()
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.other_key or self.name.removeprefix(f'{self.section}_')}"
+
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+_STALLED = "warn of ranks that do not submit an operation"
+_STALL_END = "when to end the job; 0 is never"
+_LEVEL = "the lowest level of messages that ranks print"
+_SECONDS = "STALL_CHECK_TIME_SECONDS"
 SETTINGS = (
-    FlagSetting(
-        "--fusion-threshold-mb", int, "FUSION_THRESHOLD", "params.fusion_threshold_mb", "MiB of tensors in one message"
-    ),
-    FlagSetting("--cycle-time-ms", float, "CYCLE_TIME", "params.cycle_time_ms", "milliseconds to collect tensors"),
-    FlagSetting("--cache-capacity", int, "CACHE_CAPACITY", "params.cache_capacity", "tensors that are sent by number"),
-    FlagSetting("--hierarchical-allreduce", bool, "HIERARCHICAL_ALLREDUCE", "params.hierarchical_allreduce", "", False),
-    FlagSetting("--hierarchical-allgather", bool, "HIERARCHICAL_ALLGATHER", "params.hierarchical_allgather", "", False),
-    FlagSetting("--torus-allreduce", bool, "TORUS_ALLREDUCE", "params.torus_allreduce", "", False),
-    FlagSetting("--autotune", bool, "AUTOTUNE", "autotune.enabled", "", False),
-    FlagSetting("--autotune-log-file", str, "AUTOTUNE_LOG", "autotune.log_file", "", False),
-    FlagSetting("--autotune-warmup-samples", int, "AUTOTUNE_WARMUP_SAMPLES", "autotune.warmup_samples", "", False),
-    FlagSetting(
-        "--autotune-steps-per-sample", int, "AUTOTUNE_STEPS_PER_SAMPLE", "autotune.steps_per_sample", "", False
-    ),
-    FlagSetting(
-        "--autotune-bayes-opt-max-samples",
-        int,
-        "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-        "autotune.bayes_opt_max_samples",
-        "",
-        False,
-    ),
-    FlagSetting(
-        "--autotune-gaussian-process-noise",
-        float,
-        "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        "autotune.gaussian_process_noise",
-        "",
-        False,
-    ),
-    FlagSetting(
-        "--timeline-filename", str, "TIMELINE", "timeline.filename", "file of a Chrome trace, written by rank 0"
-    ),
-    FlagSetting("--timeline-mark-cycles", bool, "TIMELINE_MARK_CYCLES", "timeline.mark_cycles", "mark cycles in it"),
-    FlagSetting(
-        "--stall-check",
-        bool,
-        "STALL_CHECK_DISABLE",
-        "stall_check.enabled",
-        "warn of ranks that do not submit an operation",
-    ),
-    FlagSetting(
-        "--stall-check-warning-time-seconds",
-        int,
-        "STALL_CHECK_TIME_SECONDS",
-        "stall_check.warning_time_seconds",
-        "when to warn",
-    ),
-    FlagSetting(
-        "--stall-check-shutdown-time-seconds",
-        int,
-        "STALL_SHUTDOWN_TIME_SECONDS",
-        "stall_check.shutdown_time_seconds",
-        "when to end the job; 0 is never",
-    ),
-    FlagSetting("--mpi-threads-disable", bool, "MPI_THREADS_DISABLE", "library_options.mpi_threads_disable", "", False),
-    FlagSetting("--num-nccl-streams", int, "NUM_NCCL_STREAMS", "library_options.num_nccl_streams", "", False),
-    FlagSetting("--thread-affinity", str, "THREAD_AFFINITY", "library_options.thread_affinity", "", False),
-    FlagSetting(
-        "--gloo-timeout-seconds", int, "GLOO_TIMEOUT_SECONDS", "library_options.gloo_timeout_seconds", "", False
-    ),
-    FlagSetting(
-        "--log-level",
-        str,
-        "LOG_LEVEL",
-        "logging.level",
-        "the lowest level of messages that ranks print",
-        choices=_LEVELS,
-    ),
-    FlagSetting("--log-with-timestamp", bool, "LOG_HIDE_TIME", "logging.timestamp", "", False),
+    FlagSetting("--fusion-threshold-mb", int, "params", "MiB of tensors in one message", "FUSION_THRESHOLD"),
+    FlagSetting("--cycle-time-ms", float, "params", "milliseconds to collect tensors", "CYCLE_TIME"),
+    FlagSetting("--cache-capacity", int, "params", "tensors that are sent by number"),
+    FlagSetting("--hierarchical-allreduce", bool, "params"),
+    FlagSetting("--hierarchical-allgather", bool, "params"),
+    FlagSetting("--torus-allreduce", bool, "params"),
+    FlagSetting("--autotune", bool, "autotune", other_key="enabled"),
+    FlagSetting("--autotune-log-file", str, "autotune", other_variable="AUTOTUNE_LOG"),
+    FlagSetting("--autotune-warmup-samples", int, "autotune"),
+    FlagSetting("--autotune-steps-per-sample", int, "autotune"),
+    FlagSetting("--autotune-bayes-opt-max-samples", int, "autotune"),
+    FlagSetting("--autotune-gaussian-process-noise", float, "autotune"),
+    FlagSetting("--timeline-filename", str, "timeline", "file of a Chrome trace, written by rank 0", "TIMELINE"),
+    FlagSetting("--timeline-mark-cycles", bool, "timeline", "mark cycles in it"),
+    FlagSetting("--stall-check", bool, "stall_check", _STALLED, "STALL_CHECK_DISABLE", "enabled"),
+    FlagSetting("--stall-check-warning-time-seconds", int, "stall_check", "when to warn", _SECONDS),
+    FlagSetting("--stall-check-shutdown-time-seconds", int, "stall_check", _STALL_END, "STALL_SHUTDOWN_TIME_SECONDS"),
+    FlagSetting("--mpi-threads-disable", bool, "library_options"),
+    FlagSetting("--num-nccl-streams", int, "library_options"),
+    FlagSetting("--thread-affinity", str, "library_options"),
+    FlagSetting("--gloo-timeout-seconds", int, "library_options"),
+    FlagSetting("--log-level", str, "logging", _LEVEL, other_key="level", choices=_LEVELS),
+    FlagSetting("--log-with-timestamp", bool, "logging", "", "LOG_HIDE_TIME", "timestamp"),
 )
 _INVERTED = ("STALL_CHECK_DISABLE", "LOG_HIDE_TIME")  # the variable is true where the flag is not given
 _OTHER_OFF_FLAGS = {"--log-with-timestamp": "--log-without-timestamp"}
@@ -202,7 +167,7 @@ def settings_environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 def without_meaning(given: Mapping[str, Any]) -> list[str]:
     """Return the given flags that have no effect here."""
-    return [setting.flag for setting in SETTINGS if not setting.used and given.get(setting.name) is not None]
+    return [setting.flag for setting in SETTINGS if not setting.help and given.get(setting.name) is not None]
 
 
 def read_settings_file(path: str) -> dict[str, Any]:
