@@ -422,7 +422,7 @@ def a_state_is_saved_restored_and_made_the_same() -> None:
         hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
     ]
     model.fit(*data(hvd.rank()), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
-    assert (state.batch, state.epoch, state.commits) == (0, 2, 4)
+    assert (state.batch, state.epoch, state._num_commits) == (0, 2, 4)
     trained = flat(model)
     assert not np.array_equal(trained, kept)
     model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
@@ -510,8 +510,8 @@ def signatures_are_those_of_horovod() -> None:
         hvd.callbacks.LearningRateScheduleCallback: "initial_lr, multiplier, start_epoch=0, end_epoch=None, "
         "staircase=True, momentum_correction=True, steps_per_epoch=None",
         hvd.callbacks.BestModelCheckpoint: "monitor='val_loss', verbose=0, mode='auto', save_freq='epoch'",
-        tf_hvd.callbacks.BestModelCheckpoint: "monitor='val_loss', verbose=0, mode='auto', save_freq='epoch', "
-        "save_weights_only=False",
+        tf_hvd.callbacks.BestModelCheckpoint: "monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', "
+        "save_freq='epoch'",
         hvd.elastic.KerasState: "model, optimizer=None, **kwargs",
         hvd.elastic.CommitStateCallback: "state, batches_per_commit=1",
         hvd.elastic.UpdateBatchStateCallback: "state",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import torch
 from hvd_jobs import in_a_job, refused
 
 import tutti.horovod.tensorflow as hvd
@@ -213,11 +214,33 @@ def lose_a_rank(form: str) -> str:
     if hvd.rank() == hvd.size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     kind, text = refused(lambda: work(tf.ones(2)))
-    store.add("told", 1)  # nobody is told by the end of another's process
-    while store.add("told", 0) < hvd.size() - 1:
+    end_after(store, hvd.size() - 1)
+    return f"{kind}: {text}"
+
+
+def end_after(store: Any, count: int) -> None:
+    """Shut down when so many ranks have their error: nobody is told by the end of another's process."""
+    store.add("told", 1)
+    while store.add("told", 0) < count:
         time.sleep(0.01)
     hvd.shutdown()
-    return f"{kind}: {text}"
+
+
+def fail_a_copy() -> tuple[str, str]:
+    """The last rank cannot copy its tensor into the message that the other rank waits for."""
+    engine.HEARTBEAT_SECONDS = 0.5
+    hvd.init()
+    store = basics._group.store  # pyright: ignore[reportOptionalMemberAccess]
+    hvd.allreduce(tf.ones(2), name="a", op=hvd.Sum)
+    if hvd.rank() == hvd.size() - 1:
+
+        def fail(*_: Any) -> None:
+            raise MemoryError("by plan")
+
+        torch._foreach_copy_ = fail
+    found = refused(lambda: hvd.allreduce(tf.ones(2), name="a", op=hvd.Sum))
+    end_after(store, hvd.size())
+    return found
 
 
 @in_a_job

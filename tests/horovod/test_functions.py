@@ -1,6 +1,12 @@
 """Weights, optimizer state and objects between ranks."""
 
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 from hvd_optimizer_work import (
     OPTIMIZERS,
     broadcast_fresh_state,
@@ -9,6 +15,9 @@ from hvd_optimizer_work import (
     restore_on_the_first_rank,
 )
 from rank_jobs import run_ranks
+
+from tutti.horovod.torch.functions import _from_bytes, _to_bytes
+from tutti.ranks.secret import ForgedContent, make_secret
 
 pytestmark = pytest.mark.ranks
 
@@ -51,3 +60,21 @@ def test_state_that_is_not_there_is_made_without_moving_the_weights() -> None:
         assert found["LBFGS"][0] == "ValueError" and "cannot broadcast torch.optim.LBFGS state" in found["LBFGS"][1]
         assert found["lr tensor"] == ("torch.float32", pytest.approx(0.1))
         assert found["other groups"][0] == "ValueError" and "[[4], [1, 1, 1, 1]]" in found["other groups"][1]
+
+
+def test_an_object_that_no_rank_of_the_job_has_signed_is_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Intruder:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "here"),)
+
+    own, other = make_secret(), make_secret()
+    monkeypatch.setenv("TUTTI_SECRET", other.value.hex())
+    contents = [_to_bytes(Intruder()), torch.frombuffer(bytearray(pickle.dumps(Intruder())), dtype=torch.uint8)]
+    monkeypatch.setenv("TUTTI_SECRET", own.value.hex())
+    for content in [*contents, torch.empty(0, dtype=torch.uint8)]:
+        with pytest.raises(ForgedContent, match="not signed by a process of this job"):
+            _from_bytes(content)
+    assert not (tmp_path / "here").exists()
+    assert _from_bytes(_to_bytes({"a": [1]})) == {"a": [1]}

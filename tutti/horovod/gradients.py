@@ -1,8 +1,14 @@
 """How gradients are reduced in every framework: compression, groups, and variables that are local to a rank."""
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
+
+from tutti.horovod.basics import ProcessSet, global_process_set
+from tutti.horovod.engine.messages import AVERAGE
+from tutti.horovod.errors import warn_deprecated
 
 
 class Compressor:
@@ -90,3 +96,32 @@ def check_groups(groups: Any) -> None:
     members = [identity(variable) for group in groups for variable in group]
     if len(set(members)) < len(members):
         raise ValueError("groups has a variable twice: expected each in one group at most.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionOptions:
+    """How an optimizer or a gradient tape reduces gradients: the arguments of Horovod's functions."""
+
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    op: int = AVERAGE
+    num_groups: int = 0  # deprecated, as `groups`
+    groups: Any = None  # accepted without effect: all gradients of a step are sent together
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gradient_predivide_factor != 1.0 and self.op != AVERAGE:
+            raise ValueError(
+                f"gradient_predivide_factor={self.gradient_predivide_factor} not supported with op != Average. "
+                "Leave it out, or use op=hvd.Average."
+            )
+        if self.num_groups != 0:
+            warn_deprecated("Parameter `num_groups` has been replaced by `groups` and will be removed")
+        check_groups(self.groups if self.groups is not None else self.num_groups or None)
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the options among the arguments of a function, which gives its `locals()`."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls) if field.name in arguments})

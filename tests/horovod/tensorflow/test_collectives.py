@@ -136,6 +136,12 @@ def test_a_rank_that_dies_ends_the_others_with_its_name() -> None:
         assert survivor.startswith("UnknownError") and "rank 2 has not responded" in survivor, survivor
 
 
+def test_a_copy_that_fails_is_an_error_on_all_ranks() -> None:
+    first, second = run_ranks(2, work.fail_a_copy)
+    assert second == ("MemoryError", "by plan")
+    assert first[0] == "UnknownError" and "allreduce.a failed" in first[1], first
+
+
 def test_objects_questions_and_ranks_without_data() -> None:
     first, second = run_ranks(2, work.use_objects_and_sets)
     assert first[:3] == second[:3] == [{"rank": 1}, [0, 1], [0]]

@@ -1,8 +1,8 @@
 """Granted operations, executed by torch.distributed on every rank of a process set, and Adasum."""
 
 import math
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -88,7 +88,7 @@ class OperationTensors:
     tensor: torch.Tensor
     output: torch.Tensor | None  # where its size is known beforehand; may be the input itself
     received_splits: torch.Tensor | None = None
-    filled: threading.Event | None = None  # set once the input is complete, where it was not at submission
+    filled: Future[None] | None = None  # done once the input is complete, where it was not at submission
     divided: bool = False  # the input has been divided by the number of ranks already
 
 
@@ -122,7 +122,7 @@ def execute(response: Response, works: Sequence[OperationTensors | None], member
     """Execute a response; a rank that has joined has no tensors of its own and contributes zeros."""
     for work in works:
         if work is not None and work.filled is not None:
-            work.filled.wait()
+            work.filled.result()
     if response.kind == "allreduce":
         _allreduce(response.requests, works, members)
         return

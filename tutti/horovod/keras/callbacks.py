@@ -1,4 +1,4 @@
-"""Callbacks for `fit`: equal initial weights, metrics averaged over ranks, learning rates for many ranks."""
+"""Callbacks for `fit`: broadcast of initial weights, metrics averaged over ranks, and learning-rate schedules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,20 +14,20 @@ from tutti.horovod.torch.collectives import allreduce
 from tutti.horovod.torch.functions import allgather_object
 
 
-def correct(optimizer: Any, new_rate: float, old_rate: float) -> Callable[[], None] | None:
-    """Scale momentum by the change of the rate for one batch; how to undo it after the batch, where that is needed."""
+def correct_momentum(optimizer: Any, new_rate: float, old_rate: float) -> Callable[[], None] | None:
+    """Scale momentum by the change of the learning rate for one batch; return a function that undoes it, if needed."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     momentum = getattr(inner, "momentum", None)
     if momentum is None or not old_rate or new_rate == old_rate:
         return None
     factor = new_rate / old_rate
-    if hasattr(inner, "_set_hyper"):  # of Keras 2, where it can be set
+    if hasattr(inner, "_set_hyper"):  # Keras 2: the momentum can be assigned
         kept = float(momentum)
         inner.momentum = kept * factor
         return lambda: setattr(inner, "momentum", kept)
-    # It is part of the compiled step. What it is multiplied with is not, and stands for the same.
-    gathered = getattr(inner, "momentums", None) or getattr(inner, "_momentums", ())
-    for velocity in gathered if momentum else ():
+    # In Keras 3 the momentum is a constant of the compiled step: scaling the velocities has the same effect.
+    velocities = getattr(inner, "momentums", None) or getattr(inner, "_momentums", ())
+    for velocity in velocities if momentum else ():
         if velocity is not None:
             velocity.assign(velocity * factor)
     return None
@@ -37,7 +37,7 @@ keras = keras_alone()
 
 
 class RankCallback(keras.callbacks.Callback):
-    """A callback of Keras 3 that Keras 2 takes as well."""
+    """The base of the callbacks: a callback of Keras 3 that Keras 2 accepts too."""
 
     _supports_tf_logs = False
     _chief_worker_only = None
@@ -58,7 +58,7 @@ class RankCallback(keras.callbacks.Callback):
 
 
 class BroadcastGlobalVariablesCallback(RankCallback):
-    """Give all ranks the variables of one: after the first batch, when an optimizer has its own, and at the end."""
+    """Broadcasts one rank's variables after the first batch, when the optimizer has its own, and at the end."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ class BroadcastGlobalVariablesCallback(RankCallback):
         self.broadcast_done = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give all ranks what each has gathered for itself, such as the statistics of batch norm."""
-        gathered = [each for each in self.model.non_trainable_weights if identity(each) not in self.local_variables]
-        if gathered and self.broadcast_done and basics.size() > 1:
-            backend_of(self.model).broadcast_variables(gathered, self.root_rank)
+        """Broadcast what each rank has accumulated locally, such as the running statistics of batch norm."""
+        statistics = [each for each in self.model.non_trainable_weights if identity(each) not in self.local_variables]
+        if statistics and self.broadcast_done and basics.size() > 1:
+            backend_of(self.model).broadcast_variables(statistics, self.root_rank)
 
 
 class MetricAverageCallback(RankCallback):
-    """Put the mean over ranks in the place of every metric of an epoch; callbacks that use them come after it."""
+    """Replaces every metric of an epoch by its mean over ranks; list it before the callbacks that use metrics."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class MetricAverageCallback(RankCallback):
         values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64)
         logs.update(zip(names, allreduce(values, name="metrics").tolist(), strict=True))
 
-    def _check(self, of_ranks: list[list[str]]) -> None:
-        """Every rank must have the same metrics, or all of them say which are missing where."""
-        known = sorted(set().union(*of_ranks))
-        missing = {rank: [name for name in known if name not in names] for rank, names in enumerate(of_ranks)}
+    def _check(self, names_of_ranks: list[list[str]]) -> None:
+        """Raise ConfigError on all ranks if one of them lacks a metric that another has."""
+        known = sorted(set().union(*names_of_ranks))
+        missing = {rank: [name for name in known if name not in names] for rank, names in enumerate(names_of_ranks)}
         missing = {rank: names for rank, names in missing.items() if names}
         if missing:
             where = "; ".join(f"rank {rank} lacks {', '.join(names)}" for rank, names in missing.items())
@@ -114,7 +114,7 @@ class MetricAverageCallback(RankCallback):
 
 
 class LearningRateScheduleCallback(RankCallback):
-    """Multiply the initial rate by a function of the epoch, or by a power of a number."""
+    """Multiplies the initial learning rate by a function of the epoch, or by a power of a number."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class LearningRateScheduleCallback(RankCallback):
     ) -> None:
         super().__init__()
         if not initial_lr:
-            raise ValueError(f"initial_lr={initial_lr!r}: Parameter `initial_lr` is required, a rate above 0.")
+            raise ValueError(f"initial_lr={initial_lr!r}: Parameter `initial_lr` is required, a learning rate above 0.")
         self.initial_lr = initial_lr
         self.start_epoch, self.end_epoch = start_epoch, end_epoch
         self.momentum_correction = momentum_correction
@@ -170,7 +170,7 @@ class LearningRateScheduleCallback(RankCallback):
         old, new = rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         if self.momentum_correction:
-            self._restore = correct(optimizer, new, old)
+            self._restore = correct_momentum(optimizer, new, old)
 
     def _steps_of_an_epoch(self) -> int:
         params = self.params or {}
@@ -185,7 +185,7 @@ class LearningRateScheduleCallback(RankCallback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Go from the rate of one rank to that of all in the first epochs."""
+    """Raises the learning rate in the first epochs from that of one rank to that of all ranks."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            epoch += 1.0 / self.steps_per_epoch  # so that an epoch ends with a round number
+            epoch += 1.0 / self.steps_per_epoch  # so that the last step of an epoch counts as the whole epoch
             size = basics.size()
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 
@@ -220,7 +220,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """A checkpoint of the best model, to a file that is named later."""
+    """Saves the best model to `filepath`, which is set after construction."""
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"
@@ -234,7 +234,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def check_path(checkpoint: Any) -> None:
-    """A checkpoint must know its file when training begins."""
+    """Raise ConfigError for a checkpoint whose `filepath` is not set when training begins."""
     if checkpoint.filepath is None:
         raise ConfigError(
             "BestModelCheckpoint has no file to write to: expected its filepath to be set before fit. "
@@ -243,6 +243,6 @@ def check_path(checkpoint: Any) -> None:
 
 
 def rate_of(optimizer: Any) -> float:
-    """The rate of the next step."""
+    """Return the learning rate of the next step."""
     rate = optimizer.learning_rate
     return float(rate.numpy() if hasattr(rate, "numpy") else rate)

@@ -1,4 +1,4 @@
-"""Training with Keras that goes on when ranks come and go."""
+"""Elastic training with Keras: `elastic.run`, the state of a model and its optimizer, and callbacks."""
 
 import functools
 from collections.abc import Callable
@@ -10,25 +10,24 @@ from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.gradients import variables_of
 from tutti.horovod.keras.backends import backend_of
 from tutti.horovod.keras.callbacks import RankCallback
-from tutti.horovod.torch import ops
-from tutti.horovod.torch.functions import broadcast_object
+from tutti.horovod.torch.elastic import broadcast_from_first, reset
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function whose first argument is the state: it survives the loss of ranks and new hosts."""
+    """Decorate a training function of a state: it resumes when ranks are lost, and continues when hosts change."""
 
     @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> Any:
+    def with_internal_errors(*args: Any, **kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
         except (HorovodInternalError, HostsUpdatedInterrupt):
             raise
         except Exception as error:
-            raise _as_ours(error) from error
+            raise _internal_error(error) from error
 
-    return run_fn(translated, _reset)
+    return run_fn(with_internal_errors, reset)
 
 
 class KerasState(ObjectState):
@@ -38,7 +37,7 @@ class KerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self._saved_variables = self._values()
-        super().__init__(_from_first, basics.rank, **kwargs)
+        super().__init__(broadcast_from_first, basics.rank, **kwargs)
 
     def save(self) -> None:
         self._saved_variables = self._values()
@@ -48,11 +47,11 @@ class KerasState(ObjectState):
         for variable, value in zip(self._variables(), self._saved_variables, strict=False):
             variable.assign(value)
         if hasattr(self.model, "jax_state_sync"):
-            self.model._jax_state = None  # of a step that was broken off
+            self.model._jax_state = None  # of a step that was interrupted
         super().restore()
 
     def sync(self) -> None:
-        self._collect()
+        self._update_from_jax()
         backend_of(self.model).broadcast_variables(self._variables(), 0)
         self._saved_variables = self._values()
         super().sync()
@@ -61,17 +60,17 @@ class KerasState(ObjectState):
         return [*self.model.weights, *variables_of(self.optimizer)]
 
     def _values(self) -> list[Any]:
-        self._collect()
+        self._update_from_jax()
         return [variable.numpy().copy() for variable in self._variables()]
 
-    def _collect(self) -> None:
-        """While it trains, jax has the values of variables elsewhere."""
+    def _update_from_jax(self) -> None:
+        """Update the variables of a model on jax, which keeps their values elsewhere during training."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
 
 class CommitStateCallback(RankCallback):
-    """Commit the state every so many batches, and at the end of each epoch."""
+    """Commits the state after every `batches_per_commit` batches, and at the end of each epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class CommitStateCallback(RankCallback):
 
 
 class UpdateBatchStateCallback(RankCallback):
-    """Keep `state.batch`, the batches of this epoch that are done; an epoch that was interrupted is shorter by them."""
+    """Counts the completed batches of an epoch in `state.batch`; an interrupted epoch is shortened by them."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class UpdateBatchStateCallback(RankCallback):
 
 
 class UpdateEpochStateCallback(RankCallback):
-    """Keep `state.epoch`, the epochs that are done in all."""
+    """Counts the completed epochs in `state.epoch`."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -130,22 +129,12 @@ class UpdateEpochStateCallback(RankCallback):
         self.state.epoch = self.initial_epoch + epoch + 1
 
 
-def _reset() -> None:
-    """Leave the job and join the next one."""
-    ops.shutdown()
-    ops.init()
-
-
-def _from_first(item: Any) -> Any:
-    return broadcast_object(item, 0, "elastic_state")
-
-
-def _as_ours(error: Exception) -> Exception:
-    """An error of TensorFlow or jax that one of ours has led to; others as they are."""
+def _internal_error(error: Exception) -> Exception:
+    """Return HorovodInternalError for an error of TensorFlow or jax that it caused; other errors unchanged."""
     cause: BaseException | None = error
     while cause is not None:
-        is_theirs = type(cause).__module__.startswith(("tensorflow.", "jax"))
-        if isinstance(cause, HorovodInternalError) or (is_theirs and "Horovod" in str(cause)):
+        is_of_framework = type(cause).__module__.startswith(("tensorflow.", "jax"))
+        if isinstance(cause, HorovodInternalError) or (is_of_framework and "Horovod" in str(cause)):
             return HorovodInternalError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error

@@ -1,87 +1,66 @@
-"""Optimizers of Keras whose gradients are reduced over ranks, and saved models that are loaded with one."""
+"""Optimizers of Keras whose gradients are reduced over ranks, and loading of saved models with such an optimizer."""
 
 import itertools
 import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 from tutti.errors import ConfigError
-from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.engine.messages import AVERAGE, SUM
-from tutti.horovod.gradients import Compression, check_groups, identity, variables_of
+from tutti.horovod.gradients import Compression, ReductionOptions, identity, variables_of
 from tutti.horovod.keras import patches
 from tutti.horovod.keras.backends import Backend, backend_of, is_legacy
 
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user has asked for."""
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(ReductionOptions):
+    """How an optimizer of Keras reduces gradients, and after how many backward passes."""
 
-    compression: Any = Compression.none
-    sparse_as_dense: bool = False
-    gradient_predivide_factor: float = 1.0
-    op: int = AVERAGE
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
-    num_groups: int = 0
-    groups: Any = None  # a word on what travels together; all gradients of a step do
-    process_set: ProcessSet = global_process_set
-    scale_local_gradients: bool = True
 
     def __post_init__(self) -> None:
         if self.op not in (AVERAGE, SUM):
             raise ValueError(f"op={self.op} is not supported with Keras: expected hvd.Average or hvd.Sum.")
-        if self.gradient_predivide_factor != 1.0 and self.op != AVERAGE:
-            raise ValueError(
-                f"gradient_predivide_factor={self.gradient_predivide_factor} not supported with op != Average. "
-                "Leave it out, or use op=hvd.Average."
-            )
         if self.backward_passes_per_step <= 0:
             raise ValueError(f"backward_passes_per_step={self.backward_passes_per_step} must be > 0")
-        if self.num_groups != 0:
-            warnings.warn(
-                "Parameter `num_groups` has been replaced by `groups` and will be removed",
-                DeprecationWarning,
-                stacklevel=4,
-            )
-        check_groups(self.groups if self.groups is not None else self.num_groups or None)
+        super().__post_init__()
 
     @property
     def is_active(self) -> bool:
-        """Whether this rank has others to reduce with, or may have them after a reset."""
+        """Return whether there are other ranks to reduce with, or may be after a reset of an elastic job."""
         alone = self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
         return self.process_set.included() and not alone
 
     @property
     def local_factor(self) -> float:
-        """By which a gradient that is this rank's own counts."""
+        """Return the factor of gradients of variables that are local to this rank."""
         return 1.0 / self.process_set.size() if self.scale_local_gradients and self.is_active else 1.0
 
 
 class Distribution:
-    """The state of one distributed optimizer; `counter` is how many passes wait for a step."""
+    """The state of one distributed optimizer; `counter` is the number of backward passes since the last step."""
 
-    def __init__(self, options: Options, backend: Backend) -> None:
+    def __init__(self, options: OptimizerOptions, backend: Backend) -> None:
         self.options, self.backend = options, backend
         self.local_variables: set[int] = set()
         self.counter: Any = 0
-        self.sums: list[Any] = []  # of the gradients that wait
-        self.buffers: list[Any] = []  # in which they travel
-        self.passes_on = False  # while the optimizer's own class works on gradients that are reduced already
+        self.sums: list[Any] = []  # of the gradients of these passes
+        self.buffers: list[Any] = []  # in which they are sent
+        self.is_reduced = False  # while the wrapped class works on gradients that are already reduced
 
     @cached_property
     def name(self) -> str:
-        """Given when it reduces for the first time: an optimizer that one rank has for itself must not count."""
+        """Return a name, numbered at the first reduction: an optimizer that only one rank creates must not count."""
         return f"DistributedOptimizer_{next(_numbers)}"
 
     def exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Whether a step is due, and the gradients for it; every rank of the set must enter."""
+        """Return whether a step is due, and its gradients; every rank of the process set must enter."""
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         are_local = [identity(variables[place]) in self.local_variables for place in places]
         due, found = self.backend.exchange(self, [gradients[place] for place in places], are_local)
@@ -95,8 +74,8 @@ class Distribution:
         return self.options.backward_passes_per_step > 1
 
 
-def distribute(optimizer: Any, options: Options, name: str | None = None) -> Any:
-    """An optimizer of the same class, with the same settings and state, that is distributed."""
+def distribute(optimizer: Any, options: OptimizerOptions, name: str | None = None) -> Any:
+    """Return a distributed optimizer of the same class with the same settings and state."""
     if patches.is_distributed(optimizer):
         raise ValueError(f"{type(optimizer).__name__} is distributed already: expected the optimizer it was made from.")
     if is_legacy(optimizer):
@@ -122,9 +101,9 @@ def distribute(optimizer: Any, options: Options, name: str | None = None) -> Any
 
 
 class _DistributedKerasOptimizer:
-    """What is put before the own class of an optimizer of any version of Keras."""
+    """The base class that precedes the class of an optimizer, for all versions of Keras."""
 
-    _options: Options
+    _options: OptimizerOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +119,7 @@ class _DistributedKerasOptimizer:
 
 
 class _DistributedKeras3Optimizer(_DistributedKerasOptimizer):
-    """What is put in front of an optimizer's own class."""
+    """The base class that precedes the class of an optimizer of Keras 3."""
 
     _trainable_variables: list[Any]
     built: bool
@@ -148,27 +127,27 @@ class _DistributedKeras3Optimizer(_DistributedKerasOptimizer):
 
     @property
     def variables(self) -> patches.CallableList:
-        """The optimizer's variables, as an attribute and as a call."""
+        """Return the optimizer's variables, as an attribute and as a call."""
         return patches.CallableList(super().variables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduce the gradients, and let the wrapped class make its step if one is due."""
+        """Reduce the gradients, and apply them with the wrapped class if a step is due."""
         step, own = super().apply, self._distribution  # pyright: ignore[reportAttributeAccessIssue]
-        if own.passes_on or not len(grads):
+        if own.is_reduced or not len(grads):
             step(grads, trainable_variables)
             return
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        if not self.built:  # here, since a step that may be left out must not make variables
+        if not self.built:  # a step inside a condition must not create variables
             self.build(variables)
         due, reduced = own.exchange(list(grads), variables)
         own.backend.choose(
             due,
-            lambda: self._passing_on(step, reduced, trainable_variables),
+            lambda: self._apply_reduced(step, reduced, trainable_variables),
             lambda: _inner(self)._iterations.assign_add(1),
         )
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """The same where variables are values, as in a compiled step on jax."""
+        """Do the same with variables as values, as in a compiled step on jax."""
         step, own = super().stateless_apply, self._distribution  # pyright: ignore[reportAttributeAccessIssue]
         due, reduced = own.exchange(list(grads), self._trainable_variables)
         iterations = _inner(self)._iterations
@@ -176,20 +155,20 @@ class _DistributedKeras3Optimizer(_DistributedKerasOptimizer):
         skipped = [value + 1 if variable is iterations else value for variable, value in pairs]
         return own.backend.choose(
             due,
-            lambda: self._passing_on(step, optimizer_variables, reduced, trainable_variables),
+            lambda: self._apply_reduced(step, optimizer_variables, reduced, trainable_variables),
             lambda: (list(trainable_variables), skipped),
         )
 
-    def _passing_on(self, step: Any, *arguments: Any) -> Any:
-        self._distribution.passes_on = True
+    def _apply_reduced(self, step: Any, *arguments: Any) -> Any:
+        self._distribution.is_reduced = True
         try:
             return step(*arguments)
         finally:
-            self._distribution.passes_on = False
+            self._distribution.is_reduced = False
 
 
 def _inner(optimizer: Any) -> Any:
-    """The optimizer that makes the steps, which one for scaled losses has inside."""
+    """Return the optimizer that makes the steps: the inner one of a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -200,7 +179,7 @@ def _remade(optimizer: Any, kind: Any, name: str | None) -> Any:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         return kind.from_config(config, custom_objects={type(inner).__name__: type(inner)})
-    if not isinstance(config.get("learning_rate"), float):  # a schedule or a function: itself, not a description of it
+    if not isinstance(config.get("learning_rate"), float):  # a schedule or a function: keep the object
         config["learning_rate"] = optimizer._learning_rate
     made = kind.from_config(config)
     for key, value in vars(optimizer).items():
@@ -209,43 +188,43 @@ def _remade(optimizer: Any, kind: Any, name: str | None) -> Any:
     return made
 
 
-def _distribute_keras_2(optimizer: Any, options: Options, name: str | None = None) -> Any:
-    """An optimizer of the same class, with the same settings and state, that is distributed."""
+def _distribute_keras_2(optimizer: Any, options: OptimizerOptions, name: str | None = None) -> Any:
+    """Return a distributed optimizer of the same class with the same settings and state."""
     kind = type(optimizer)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_options": options}
-    way = _DistributedLegacyOptimizer if hasattr(optimizer, "_create_all_weights") else _DistributedKeras2Optimizer
+    base = _DistributedLegacyOptimizer if hasattr(optimizer, "_create_all_weights") else _DistributedKeras2Optimizer
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
-    wrapped: Any = type(kind.__name__, (way, kind), own)
+    wrapped: Any = type(kind.__name__, (base, kind), own)
     made = wrapped.from_config(config)
-    # It does not know the variables it was built for, so that its state waits until it is told them.
+    # The optimizer does not know the variables it was built for: its state is assigned when it is built again.
     made._inherited = [variable.numpy() for variable in variables_of(optimizer)]
     return made
 
 
 class _DistributedKeras2Optimizer(_DistributedKerasOptimizer):
-    """In front of an optimizer of the kind that came with Keras 2.11."""
+    """The base class that precedes the class of an optimizer of Keras 2.11 or later."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._inherited: list[Any] = []
 
     def build(self, var_list: Any) -> Any:
-        """Make the state, and take over what the optimizer had that this one was made from."""
-        answer = super().build(var_list)  # pyright: ignore[reportAttributeAccessIssue]
+        """Create the state, and assign the state of the original optimizer."""
+        result = super().build(var_list)  # pyright: ignore[reportAttributeAccessIssue]
         self._inherit()
-        return answer
+        return result
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Pairs of gradients, reduced over ranks, and variables."""
+        """Return pairs of gradients, reduced over ranks, and variables."""
         return self._reduced(super().compute_gradients(*args, **kwargs))  # pyright: ignore[reportAttributeAccessIssue]
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         return self.compute_gradients(loss, var_list, tape)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Let the wrapped class make its step, if one is due."""
+        """Apply gradients with the wrapped class, if a step is due."""
         step, own, pairs = super().apply_gradients, self._distribution, list(grads_and_vars)  # pyright: ignore[reportAttributeAccessIssue]
         if not own.accumulates or not own.sums:
             return step(pairs, *args, **kwargs)
@@ -269,7 +248,7 @@ class _DistributedKeras2Optimizer(_DistributedKerasOptimizer):
 
 
 class _DistributedLegacyOptimizer(_DistributedKeras2Optimizer):
-    """In front of an optimizer of `tf_keras.optimizers.legacy`."""
+    """The base class that precedes the class of an optimizer of `tf_keras.optimizers.legacy`."""
 
     def _create_all_weights(self, var_list: Any) -> None:
         super()._create_all_weights(var_list)  # pyright: ignore[reportAttributeAccessIssue]
@@ -280,21 +259,36 @@ class _DistributedLegacyOptimizer(_DistributedKeras2Optimizer):
         return self._reduced(computed)
 
     def get_gradients(self, loss: Any, params: Any) -> Any:
-        """Gradients reduced over ranks, as graphs of TensorFlow 1 ask for them."""
+        """Return gradients reduced over ranks, in a graph of TensorFlow 1."""
         own = super().get_gradients(loss, params)  # pyright: ignore[reportAttributeAccessIssue]
         return [gradient for gradient, _ in self._reduced(list(zip(own, params, strict=True)))]
 
 
-def load(keras: ModuleType, filepath: Any, custom_optimizers: Any, custom_objects: Any, compression: Any) -> Any:
-    """The model of a file, its optimizer distributed and with the state that was saved."""
-    own = {kind.__name__: kind for kind in custom_optimizers or []} | (custom_objects or {})
-    model: Any = keras.models.load_model(filepath, custom_objects=own)
+def load_model_function(find_keras: Callable[[], ModuleType]):  # the type that is returned is inferred
+    """Return the function `load_model` of a namespace, for the Keras that a function finds."""
+
+    def load_model(
+        filepath: Any,
+        custom_optimizers: Any = None,
+        custom_objects: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        legacy_opts: bool = False,
+    ) -> Any:
+        """Load a saved model with a distributed optimizer that has the saved state."""
+        own = {kind.__name__: kind for kind in custom_optimizers or []} | (custom_objects or {})
+        model: Any = find_keras().models.load_model(filepath, custom_objects=own)
+        return _with_distributed_optimizer(model, filepath, compression)
+
+    return load_model
+
+
+def _with_distributed_optimizer(model: Any, filepath: Any, compression: Any) -> Any:
     if getattr(model, "optimizer", None) is None:
         raise ConfigError(
             f"{filepath} holds a model without an optimizer: expected one that was compiled before it was saved. "
             "Load it with keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
         )
-    optimizer = distribute(model.optimizer, Options(compression=compression))
+    optimizer = distribute(model.optimizer, OptimizerOptions(compression=compression))
     if not is_legacy(optimizer) and str(filepath).endswith((".h5", ".hdf5")):
         _read_state(optimizer, model, filepath)
     elif is_legacy(optimizer):
@@ -307,7 +301,7 @@ def load(keras: ModuleType, filepath: Any, custom_optimizers: Any, custom_object
 
 
 def _read_state(optimizer: Any, model: Any, filepath: Any) -> None:
-    """From a file in the format of Keras 2, from which Keras 3 reads no state of an optimizer for some models."""
+    """Read the optimizer's state from a file in the format of Keras 2, which Keras 3 does not do for some models."""
     import h5py
     from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 

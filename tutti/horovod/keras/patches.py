@@ -1,4 +1,4 @@
-"""What is changed in Keras 3: it takes distributed optimizers into account, and accepts the arguments of Keras 2."""
+"""Changes to Keras 3: support for distributed optimizers, and for the arguments of Keras 2."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from tutti.horovod.keras.backends import backend_of, is_legacy, keras_alone
 
 JIT_OFF = (
     "jit_compile is switched off for this model: XLA cannot compile the exchange of gradients between ranks. "
-    "Write model.compile(..., jit_compile=False) to say so yourself."
+    "Call model.compile(..., jit_compile=False) to avoid this warning."
 )
 
 log = logging.getLogger("tutti.horovod")
@@ -35,7 +35,7 @@ class CallableList(list):
 
 
 def apply() -> None:
-    """Change what has not been changed yet."""
+    """Apply the changes for distributed optimizers; a second call does nothing."""
     import keras
 
     _agree_on_finite(keras.optimizers.LossScaleOptimizer)
@@ -43,8 +43,8 @@ def apply() -> None:
 
 
 def switch_off_jit(model: Any) -> None:
-    """Say that a model's step is not to be compiled, if it was."""
-    if _compiles_around_it(model):
+    """Switch off the compilation of a model's step by XLA, if its optimizer is distributed."""
+    if _is_on_jax(model):  # which compiles the call back into Python
         return
     if not any(map(is_distributed, (getattr(model.optimizer, "inner_optimizer", None), model.optimizer))):
         return
@@ -54,14 +54,14 @@ def switch_off_jit(model: Any) -> None:
             setattr(model, name, False)
 
 
-def _compiles_around_it(model: Any) -> bool:
+def _is_on_jax(model: Any) -> bool:
     import keras
 
     return keras.backend.backend() == "jax" and not is_legacy(model)
 
 
 def _agree_on_finite(kind: Any) -> None:
-    """LossScaleOptimizer around a distributed one: all ranks must reduce in a step, or none."""
+    """Let a LossScaleOptimizer skip a step on all ranks if the gradients of one rank are not finite."""
     check = kind.check_finite
     if hasattr(check, "of_all_ranks"):
         return
@@ -90,7 +90,7 @@ def _make_without_jit(kind: Any) -> None:
 
 
 def accept_keras_2() -> None:
-    """Have Keras 3 take the words of Keras 2; a second call does nothing."""
+    """Make Keras 3 accept the arguments and methods of Keras 2; a second call does nothing."""
     global _accepts_keras_2
     if _accepts_keras_2:
         return
@@ -101,7 +101,7 @@ def accept_keras_2() -> None:
     _backend(keras.backend)
     _legacy_optimizers(keras.optimizers)
     _before(keras.layers.BatchNormalization, "__init__", _dropping("BatchNormalization", "fused"))
-    if not hasattr(keras.Variable, "ref"):  # what stands for a variable in a dictionary
+    if not hasattr(keras.Variable, "ref"):  # a hashable key for a variable
         keras.Variable.ref = lambda self: self.value.ref()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -110,7 +110,7 @@ def _optimizers(kinds: tuple[type, ...]) -> None:
 
     def take_lr(args: Any, kwargs: Any) -> None:
         if "lr" in kwargs:
-            _say("optimizer(lr=...)", "optimizer(learning_rate=...)")
+            _warn("optimizer(lr=...)", "optimizer(learning_rate=...)")
             kwargs["learning_rate"] = kwargs.pop("lr")
 
     def set_rate(self: Any, rate: Any) -> None:
@@ -124,11 +124,11 @@ def _optimizers(kinds: tuple[type, ...]) -> None:
 
 
 def _legacy_optimizers(optimizers: Any) -> None:
-    """`optimizers.legacy.Adam` and its kin, which Keras 3 names only to refuse them: those that it has."""
+    """Make `optimizers.legacy.Adam` and others, which Keras 3 only refuses, create the optimizers of Keras 3."""
 
-    def standing_for(name: str) -> Callable[..., Any]:
+    def constructor(name: str) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:
-            _say(f"optimizers.legacy.{name}(...)", f"optimizers.{name}(...)")
+            _warn(f"optimizers.legacy.{name}(...)", f"optimizers.{name}(...)")
             return getattr(optimizers, name)(*args, **kwargs)
 
         return make
@@ -137,7 +137,7 @@ def _legacy_optimizers(optimizers: Any) -> None:
         with suppress(ImportError):
             legacy = import_module(place)
             for name in ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD"):
-                setattr(legacy, name, standing_for(name))
+                setattr(legacy, name, constructor(name))
 
 
 def _models(model: Any) -> None:
@@ -145,19 +145,19 @@ def _models(model: Any) -> None:
     _before(model, "fit", _dropping("fit", "workers", "use_multiprocessing", "max_queue_size"))
 
     def fit_generator(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        """What `fit` does."""
-        _say("model.fit_generator(...)", "model.fit(...)")
+        """Call `fit`."""
+        _warn("model.fit_generator(...)", "model.fit(...)")
         names = ("steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps")
         return self.fit(generator, **dict(zip(names, args, strict=False)), **kwargs)
 
     save_weights = model.save_weights
 
-    def save_weights_as_asked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As before, and to a file in the format of Keras 2 where its name says so."""
+    def save_weights_by_suffix(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save weights, in the format of Keras 2 if the name ends with .h5 but not with .weights.h5."""
         name = str(filepath)
         if not name.endswith(".h5") or name.endswith(".weights.h5"):
             return save_weights(self, filepath, *args, **kwargs)
-        _say(f"save_weights({name!r})", f"save_weights({name.removesuffix('.h5') + '.weights.h5'!r})")
+        _warn(f"save_weights({name!r})", f"save_weights({name.removesuffix('.h5') + '.weights.h5'!r})")
         import h5py
         from keras.src.legacy.saving import legacy_h5_format
 
@@ -165,16 +165,16 @@ def _models(model: Any) -> None:
             return legacy_h5_format.save_weights_to_hdf5_group(file, self)
 
     model.fit_generator = fit_generator
-    model.save_weights = save_weights_as_asked
+    model.save_weights = save_weights_by_suffix
 
 
 def _backend(backend: ModuleType) -> None:
     def get_value(x: Any) -> Any:
-        """The value of a variable, as an array."""
+        """Return the value of a variable as an array."""
         return x.numpy() if hasattr(x, "numpy") else x
 
     def set_value(x: Any, value: Any) -> None:
-        """Put a value into a variable."""
+        """Assign a value to a variable."""
         x.assign(value)
 
     for function in (get_value, set_value):
@@ -183,7 +183,7 @@ def _backend(backend: ModuleType) -> None:
 
 
 def _before(kind: Any, name: str, change: Callable[[Any, Any], None]) -> None:
-    """Let a function see, and change, what a method is called with; in the class that has it, which Keras compares."""
+    """Let a function change the arguments of a method, in the class that defines it: Keras compares the methods."""
     kind = next(each for each in kind.__mro__ if name in vars(each))
     method = getattr(kind, name)
 
@@ -199,14 +199,14 @@ def _before(kind: Any, name: str, change: Callable[[Any, Any], None]) -> None:
 def _dropping(where: str, *names: str) -> Callable[[Any, Any], None]:
     def drop(args: Any, kwargs: Any) -> None:
         for name in [name for name in names if name in kwargs]:
-            _say(f"{where}({name}=...)", f"{where}(...) without it")
+            _warn(f"{where}({name}=...)", f"{where}(...) without it")
             del kwargs[name]
 
     return drop
 
 
-def _say(said: str, instead: str) -> None:
-    """Once each, on rank 0."""
-    if said not in _warned and os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
-        log.warning("%s is Keras 2: taken here; write %s for Keras 3.", said, instead)
-    _warned.add(said)
+def _warn(used: str, replacement: str) -> None:
+    """Warn once of each use of Keras 2, on rank 0."""
+    if used not in _warned and os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
+        log.warning("%s belongs to Keras 2. It is accepted; for Keras 3, write %s.", used, replacement)
+    _warned.add(used)

@@ -1,4 +1,4 @@
-"""`import tutti.horovod.tensorflow as hvd`: Horovod's API for TensorFlow 2, by its names."""
+"""`import tutti.horovod.tensorflow as hvd`: Horovod's API for TensorFlow 2 (horovod.tensorflow)."""
 
 # ruff: noqa: F401, F403
 
@@ -13,56 +13,23 @@ if find_spec("tensorflow") is None:
         "Install it with: pip install 'tutti-train[tensorflow]'"
     )
 
-# What waits for other ranks in a graph holds one of these threads; a script may still choose for itself.
+# An operation of a graph that waits for other ranks occupies one of these threads; a script may set its own number.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(max(os.cpu_count() or 1, 64)))
 
 from tutti.horovod.basics import *
 from tutti.horovod.basics import add_process_set, remove_process_set
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
 from tutti.horovod.gradients import Compression
+from tutti.horovod.tensorflow.bridge import *
 from tutti.horovod.tensorflow.bridge import executing_eagerly as _executing_eagerly
-from tutti.horovod.tensorflow.bridge import (
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
-from tutti.horovod.tensorflow.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from tutti.horovod.tensorflow.training import (
-    DistributedGradientTape,
-    DistributedOptimizer,
-    PartialDistributedGradientTape,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-    check_num_rank_power_of_2,
-)
+from tutti.horovod.tensorflow.collectives import *
+from tutti.horovod.tensorflow.training import *
 from tutti.horovod.torch.arguments import reduce_op as _reduce_op
 from tutti.horovod.torch.ops import init, shutdown
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Keras is imported on first use."""
+    """Import what needs Keras on first use."""
     if name == "SyncBatchNormalization":
         return import_module("tutti.horovod.tensorflow.sync_batch_norm").SyncBatchNormalization
     if name == "elastic":
@@ -71,5 +38,5 @@ def __getattr__(name: str) -> Any:
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The operation that is meant; `average` is the old way to say it."""
+    """Return the reduction; `average` is the deprecated way to select it."""
     return _reduce_op(op, average)

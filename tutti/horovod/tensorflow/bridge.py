@@ -1,4 +1,4 @@
-"""Tensors of TensorFlow in operations of the engine: executed at once when eager, as two nodes in a graph."""
+"""Operations of the engine on tensors of TensorFlow: executed at once when eager, as nodes in a graph."""
 
 import itertools
 import math
@@ -17,68 +17,74 @@ from tutti.horovod.errors import SHUT_DOWN, HorovodInternalError
 from tutti.horovod.torch.ops import forget, settle, synchronize
 from tutti.horovod.torch.ops import join as join_ranks
 
-_LINE = 64  # bytes: where TensorFlow takes an array over as it is, and vectors of the processor begin
-_MOST_KEPT = 8  # pieces that nobody uses
+# fmt: off
+__all__ = [  # in the namespace horovod.tensorflow
+    "join", "local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op",
+]
+# fmt: on
+
+_ALIGNMENT = 64  # bytes: TensorFlow uses an array without a copy if it is aligned so
+_MAX_FREE = 8  # unused buffers that are kept
 
 _free: list[torch.Tensor] = []
 
 
-def side_by_side(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Memory for tensors of one type in one piece: the whole of it, and a place for each of them."""
+def packed(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Allocate one buffer for tensors of one dtype; return the buffer, and a view of it for each tensor."""
     width = tensors[0].element_size()
-    sizes = [_LINE * math.ceil(tensor.nbytes / _LINE) // width for tensor in tensors]
-    whole = take(sum(sizes) * width).view(tensors[0].dtype)
+    sizes = [_ALIGNMENT * math.ceil(tensor.nbytes / _ALIGNMENT) // width for tensor in tensors]
+    whole = allocate(sum(sizes) * width).view(tensors[0].dtype)
     parts = zip(whole.split(sizes), tensors, sizes, strict=True)
     return whole, [
         (part if tensor.numel() == size else part[: tensor.numel()]).view(tensor.shape) for part, tensor, size in parts
     ]
 
 
-def take(size: int) -> torch.Tensor:
-    """So many bytes; the memory comes back when nothing refers to them any more."""
+def allocate(size: int) -> torch.Tensor:
+    """Return a buffer of some bytes, whose memory is reused once nothing refers to it."""
     fitting = [each for each in _free if len(each) == size]
     if fitting:
         kept = fitting[-1]
         _free[:] = [each for each in _free if each is not kept]
     else:
         kept = torch.empty(size, dtype=torch.uint8)
-    lent: np.ndarray = kept.numpy()
-    weakref.finalize(lent, _give_back, kept).atexit = False
-    return torch.from_numpy(lent)
+    array: np.ndarray = kept.numpy()
+    weakref.finalize(array, _release, kept).atexit = False
+    return torch.from_numpy(array)
 
 
-def _give_back(kept: torch.Tensor) -> None:
+def _release(kept: torch.Tensor) -> None:
     _free.append(kept)
-    del _free[:-_MOST_KEPT]
+    del _free[:-_MAX_FREE]
 
 
-UNCLAIMED = 16  # results of one operation that nobody has asked for: a graph leaves out ends that it needs not
+MAX_UNUSED = 16  # results of one operation that are kept: a graph does not fetch results that it does not need
 
 
-class Begun:
-    """What has been submitted, with the tensors where its results will be; by default those that the engine gives."""
+class Submitted:
+    """Operations that were submitted, with the tensors of their results; by default those that the engine returns."""
 
     def __init__(self, handles: list[int], results: list[torch.Tensor] | None = None) -> None:
         self.handles = handles
         self.results = results or []
-        self.engine = basics.engine()  # of the job in which its handles mean something
+        self.engine = basics.engine()  # of the job to which the handles belong
         self.name = ""
 
     def finish(self) -> list[torch.Tensor]:
         """Wait for the results."""
-        given = [each for handle in self.handles for each in _flat(synchronize(handle))]
-        self.results = self.results or given
+        returned = [each for handle in self.handles for each in _flat(synchronize(handle))]
+        self.results = self.results or returned
         return self.results
 
 
-as_written = tf.autograph.experimental.do_not_convert  # nothing here needs rewriting when a function is traced
-Submit = Callable[[str | None, list[torch.Tensor]], Begun]  # from a name and what goes in
+not_converted = tf.autograph.experimental.do_not_convert  # tracing need not convert Python control flow
+Submit = Callable[[str | None, list[torch.Tensor]], Submitted]  # from a name and the inputs
 
-_begun: dict[int, Begun] = {}  # in graphs
+_submitted: dict[int, Submitted] = {}  # by graphs
 _tickets = itertools.count()
 
 
-def carry_out(
+def run_operation(
     kind: str,
     submit: Submit,
     inputs: Sequence[Any],
@@ -86,42 +92,42 @@ def carry_out(
     name: str | None,
     ignore_name_scope: bool = False,
 ) -> list[Any]:
-    """The results of an operation on tensors, whose types and shapes (as far as they are known) are `outputs`."""
+    """Run an operation and return its results; `outputs` are their dtypes and shapes, as far as they are known."""
     if tf.executing_eagerly():
-        return _at_once(kind, submit, inputs, name)
-    return _in_graph(kind, submit, inputs, outputs, _graph_name(kind, inputs, name, ignore_name_scope))
+        return _run_eagerly(kind, submit, inputs, name)
+    return _add_to_graph(kind, submit, inputs, outputs, _graph_name(kind, inputs, name, ignore_name_scope))
 
 
 def executing_eagerly() -> bool:
-    """Whether operations are done as they are called."""
+    """Return whether TensorFlow executes operations eagerly."""
     return tf.executing_eagerly()
 
 
-def _at_once(kind: str, submit: Submit, inputs: Sequence[Any], name: str | None) -> list[Any]:
+def _run_eagerly(kind: str, submit: Submit, inputs: Sequence[Any], name: str | None) -> list[Any]:
     try:
         results = submit(name, [_to_torch(tensor) for tensor in inputs]).finish()
     except ValueError as error:
         raise tf.errors.InvalidArgumentError(None, None, f"{kind}: {error}") from error
     except HorovodInternalError as error:
-        lost = not basics.is_initialized() or SHUT_DOWN in str(error)
-        kind_of_error = tf.errors.UnknownError if lost else tf.errors.FailedPreconditionError
-        raise kind_of_error(None, None, f"{kind}: {error}") from error
+        has_ended = not basics.is_initialized() or SHUT_DOWN in str(error)
+        error_type = tf.errors.UnknownError if has_ended else tf.errors.FailedPreconditionError
+        raise error_type(None, None, f"{kind}: {error}") from error
     return [tf.experimental.dlpack.from_dlpack(to_dlpack(each)) for each in results]
 
 
-def _in_graph(
+def _add_to_graph(
     kind: str, submit: Submit, inputs: Sequence[Any], outputs: Sequence[tuple[Any, Any]], name: str
 ) -> list[Any]:
     def begin(*arrays: Any) -> np.int64:
-        _make_room(name)
-        begun = submit(name, [from_numpy(array) for array in arrays])
-        begun.name, ticket = name, next(_tickets)
-        _begun[ticket] = begun
+        _settle_earlier(name)
+        submitted = submit(name, [from_numpy(array) for array in arrays])
+        submitted.name, ticket = name, next(_tickets)
+        _submitted[ticket] = submitted
         return np.int64(ticket)
 
     def wait(ticket: np.int64) -> str:
         try:
-            _begun[int(ticket)].finish()
+            _submitted[int(ticket)].finish()
         except HorovodInternalError as error:
             if SHUT_DOWN in str(error):
                 raise
@@ -129,14 +135,14 @@ def _in_graph(
         return os.devnull
 
     def take(ticket: np.int64, _: bytes) -> list[np.ndarray]:
-        return [to_numpy(each) for each in _begun.pop(int(ticket)).results]
+        return [to_numpy(each) for each in _submitted.pop(int(ticket)).results]
 
     types = [dtype for dtype, _ in outputs]
     ticket = tf.numpy_function(begin, list(inputs), tf.int64, name=f"{kind}_begin")
-    fate = tf.numpy_function(wait, [ticket], tf.string, stateful=False, name=f"{kind}_wait")
-    # For a graph, all that Python raises is an UnknownError. What ranks disagree about is a FailedPreconditionError:
-    # that is what it says, with the whole name, of a file inside of one that is no folder.
-    nothing = tf.io.read_file(fate)
+    path = tf.numpy_function(wait, [ticket], tf.string, stateful=False, name=f"{kind}_wait")
+    # An exception of Python in a graph becomes an UnknownError, but a mismatch between ranks must be a
+    # FailedPreconditionError. TensorFlow raises that, with the path, for a file below one that is not a folder.
+    nothing = tf.io.read_file(path)
     results = tf.numpy_function(take, [ticket, nothing], types, stateful=False, name=f"{kind}_end")
     results = list(results) if isinstance(results, list | tuple) else [results]
     for result, (_, shape) in zip(results, outputs, strict=True):
@@ -144,23 +150,21 @@ def _in_graph(
     return results
 
 
-def _make_room(name: str) -> None:
-    """A name is in flight once; results of it that nobody asks for are given up after a while."""
-    everything = list(_begun.items())  # at once: other threads begin and end theirs
-    earlier = [(ticket, begun) for ticket, begun in everything if begun.name == name]
-    for _, begun in earlier:
-        if begun.engine is basics.engine():
-            for handle in begun.handles:
-                settle(handle)
-    for ticket, begun in earlier[:-UNCLAIMED]:
-        _begun.pop(ticket, None)
-        if begun.engine is basics.engine():
-            for handle in begun.handles:
+def _settle_earlier(name: str) -> None:
+    """Wait for earlier operations of a name, which may be in flight once only, and drop old results without use."""
+    earlier = [(ticket, each) for ticket, each in list(_submitted.items()) if each.name == name]
+    unused = earlier[:-MAX_UNUSED]
+    for ticket, _ in unused:
+        _submitted.pop(ticket, None)
+    for place, (_, each) in enumerate(earlier):
+        for handle in each.handles if each.engine is basics.engine() else ():
+            settle(handle)
+            if place < len(unused):
                 forget(handle)
 
 
 def _graph_name(kind: str, inputs: Sequence[Any], name: str | None, ignore_name_scope: bool) -> str:
-    """By what a graph calls it, and once in each graph: the order in which functions are traced does not matter."""
+    """Return a name that is unique in the graph and does not depend on the order in which functions are traced."""
     graph: Any = tf.compat.v1.get_default_graph()
     if name is None:
         own = "" if isinstance(inputs[0], tf.__internal__.EagerTensor) else inputs[0].name
@@ -176,7 +180,7 @@ def _flat(results: Any) -> list[torch.Tensor]:
 
 
 def _to_torch(tensor: Any) -> torch.Tensor:
-    """The same memory, or a copy from a GPU."""
+    """Return a tensor on the same memory, or a copy from a GPU."""
     if "CPU" not in tensor.device:
         with tf.device("CPU:0"):
             tensor = tf.identity(tensor)
@@ -184,69 +188,66 @@ def _to_torch(tensor: Any) -> torch.Tensor:
 
 
 def from_numpy(array: Any) -> torch.Tensor:
-    """The same memory; a number by itself is copied."""
+    """Return a tensor on the same memory; what is not writable, such as a single number, is copied."""
     array = np.asarray(array)
     if not array.flags.writeable:
         array = array.copy()
-    if array.dtype == tf.bfloat16.as_numpy_dtype:  # which NumPy knows by another package
+    if array.dtype == tf.bfloat16.as_numpy_dtype:  # a dtype that NumPy does not have itself
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory."""
+    """Return an array on the same memory."""
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(tf.bfloat16.as_numpy_dtype)
     return tensor.numpy()
 
 
-@as_written
+@not_converted
 def join() -> Any:
-    """Say that this rank has no more data, and lend zeros until all have; the rank that came last."""
-    if tf.executing_eagerly():
-        try:
-            return tf.constant(join_ranks(), tf.int32)
-        except HorovodInternalError as error:
-            raise tf.errors.UnknownError(None, None, f"HorovodJoin: {error}") from error
-    last = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(join_ranks()), [], tf.int32, name="HorovodJoin")
-    last.set_shape([])
-    return last
+    """Contribute zeros until all ranks have joined, since this rank has no more data; return the last rank to join."""
+    try:
+        return _integer(join_ranks, "HorovodJoin")
+    except HorovodInternalError as error:
+        raise tf.errors.UnknownError(None, None, f"HorovodJoin: {error}") from error
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a set, when the graph runs."""
-    return _asked(lambda: len(basics.engine().sets[process_set_id].ranks), name or "HorovodSize")
+    """Return the number of ranks of a process set when the graph runs."""
+    return _integer(lambda: len(basics.engine().sets[process_set_id].ranks), name or "HorovodSize")
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks on this host, when the graph runs."""
-    return _asked(basics.local_size, name or "HorovodLocalSize")
+    """Return the number of ranks on this host when the graph runs."""
+    return _integer(basics.local_size, name or "HorovodLocalSize")
 
 
 def rank_op(name: str | None = None) -> Any:
-    """This rank, when the graph runs."""
-    return _asked(basics.rank, name or "HorovodRank")
+    """Return this rank when the graph runs."""
+    return _integer(basics.rank, name or "HorovodRank")
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """This rank's place on its host, when the graph runs."""
-    return _asked(basics.local_rank, name or "HorovodLocalRank")
+    """Return the local rank when the graph runs."""
+    return _integer(basics.local_rank, name or "HorovodLocalRank")
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Whether this rank is in a set, when the graph runs: 1, 0, or -1 where there is no such set."""
+    """Return whether this rank is in a process set when the graph runs: 1, 0, or -1 if there is no such set."""
 
     def included() -> int:
         members = basics.engine().sets.get(process_set_id)
         return -1 if members is None else int(basics.rank() in members.ranks)
 
-    return _asked(included, name or "HorovodProcessSetIncluded")
+    return _integer(included, name or "HorovodProcessSetIncluded")
 
 
-@as_written
-def _asked(answer: Callable[[], int], name: str) -> Any:
+@not_converted
+def _integer(function: Callable[[], int], name: str) -> Any:
+    """Return the result of a function: of a call now when eager, of a call when the graph runs otherwise."""
     if tf.executing_eagerly():
-        return tf.constant(answer(), tf.int32)
-    answered = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(answer()), [], tf.int32, name=name)
-    answered.set_shape([])
-    return answered
+        return tf.constant(function(), tf.int32)
+    result = tf.numpy_function(lambda: tf.int32.as_numpy_dtype(function()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result

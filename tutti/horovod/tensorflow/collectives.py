@@ -1,7 +1,7 @@
-"""Collectives on TensorFlow's tensors, by Horovod's names: eager and in functions, and gradients flow through them."""
+"""Differentiable collectives on tensors of TensorFlow, by Horovod's names: eager and in graphs."""
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
@@ -12,17 +12,24 @@ from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.engine.execute import is_power_of_two
 from tutti.horovod.engine.messages import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from tutti.horovod.gradients import Compression
-from tutti.horovod.tensorflow.bridge import Begun, as_written, carry_out, side_by_side
+from tutti.horovod.tensorflow.bridge import Submitted, not_converted, packed, run_operation
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.arguments import reduce_op
+
+# fmt: off
+__all__ = [  # in the namespace horovod.tensorflow
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather", "allreduce", "alltoall", "broadcast",
+    "broadcast_", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "reducescatter",
+]
+# fmt: on
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
 _DIVIDED = (torch.float32, torch.float64)
-_basics = basics  # where programs written for Horovod look for what it has
+_basics = basics  # some programs for Horovod use it
 
 
-@as_written
+@not_converted
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -36,17 +43,15 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """A tensor, or rows of one, reduced over ranks; the gradient is reduced the same way."""
-    op = reduce_op(op, average)
+    """Reduce a tensor, or tf.IndexedSlices, over ranks; the gradient is reduced the same way."""
+    op, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
-        return _reduce_slices([tensor], op, (prescale_factor, postscale_factor), name, process_set, ignore_name_scope)[
-            0
-        ]
+        return _reduce_slices([tensor], op, scales, name, process_set, ignore_name_scope)[0]
     options = {"name": name, "ignore_name_scope": ignore_name_scope}
-    return _reduce_dense([tensor], compression, op, (prescale_factor, postscale_factor), process_set, options)[0]
+    return _reduce_dense([tensor], compression, op, scales, process_set, options)[0]
 
 
-@as_written
+@not_converted
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -60,7 +65,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Several tensors reduced as one unit, in one call; rows of tensors among them are gathered as another."""
+    """Reduce several tensors as one unit; tf.IndexedSlices among them are gathered as another."""
     op = reduce_op(op, average)
     scales = prescale_factor, postscale_factor
     is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
@@ -74,26 +79,26 @@ def grouped_allreduce(
     return [next(added if sparse else reduced) for sparse in is_sparse]
 
 
-@as_written
+@not_converted
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The rows of all ranks after each other; a rank's gradient is the mean over ranks of that of its rows."""
+    """Concatenate the rows of all ranks; a rank's gradient is the mean over ranks for its rows."""
     return _gather([tensor], name, ignore_name_scope, process_set, grouped=False)[0]
 
 
-@as_written
+@not_converted
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The rows of all ranks for several tensors, as one unit."""
+    """Concatenate the rows of all ranks for several tensors, as one unit."""
     return _gather(list(tensors), name, ignore_name_scope, process_set, grouped=True)
 
 
-@as_written
+@not_converted
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -101,7 +106,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A rank's tensor on all ranks."""
+    """Broadcast a rank's tensor to all ranks."""
 
     @tf.custom_gradient
     def send(own: Any) -> Any:
@@ -109,45 +114,44 @@ def broadcast(
             mean = allreduce(grad, op=Average, process_set=process_set)
             if basics.rank() == root_rank:
                 return mean
-            with tf.control_dependencies([mean]):  # the root needs it, and a graph would leave it out here
+            with tf.control_dependencies([mean]):  # otherwise the graph would omit it here, and the root would wait
                 return tf.zeros_like(grad)
 
-        return send_all([own], root_rank, name, process_set, ignore_name_scope)[0], backward
+        return broadcast_all([own], root_rank, name, process_set, ignore_name_scope)[0], backward
 
     return send(tf.convert_to_tensor(tensor))
 
 
-@as_written
+@not_converted
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """A rank's variables on all ranks, in place; their values."""
-    values = send_all([tf.convert_to_tensor(variable) for variable in variables], root_rank, name, process_set)
+    """Broadcast a rank's variables to all ranks, in place; return their values."""
+    values = broadcast_all([tf.convert_to_tensor(variable) for variable in variables], root_rank, name, process_set)
     assigned = [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
     return values if tf.executing_eagerly() else [tf.convert_to_tensor(each) for each in assigned]
 
 
-def send_all(
+def broadcast_all(
     tensors: Sequence[Any],
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
     ignore_name_scope: bool = False,
 ) -> list[Any]:
-    """A rank's tensors on all ranks, in one call; no gradients flow."""
-
+    """Broadcast a rank's tensors to all ranks in one operation, without gradients."""
     start = ops.grouped_broadcast_async if len(tensors) > 1 else _first_of(ops.broadcast_async)
 
-    def submit(own_name: str | None, given: list[Any]) -> Begun:
-        return Begun([start(given, root_rank, own_name, process_set)])
+    def submit(own_name: str | None, given: list[Any]) -> Submitted:
+        return Submitted([start(given, root_rank, own_name, process_set)])
 
     if not tensors:
         return []
     outputs = [(tensor.dtype, tensor.shape) for tensor in tensors]
-    return carry_out("HorovodBroadcast", submit, tensors, outputs, name, ignore_name_scope)
+    return run_operation("HorovodBroadcast", submit, tensors, outputs, name, ignore_name_scope)
 
 
-@as_written
+@not_converted
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -155,20 +159,20 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Some of the rows to each rank: what came here, and with splits also how many rows came from each."""
+    """Send rows to each rank; return the received rows, and with splits also how many came from each rank."""
 
-    def submit(own_name: str | None, given: list[Any]) -> Begun:
+    def submit(own_name: str | None, given: list[Any]) -> Submitted:
         splits = given[1] if len(given) > 1 else None
-        return Begun([ops.alltoall_async(given[0], splits, own_name, process_set)])
+        return Submitted([ops.alltoall_async(given[0], splits, own_name, process_set)])
 
     @tf.custom_gradient
     def exchange(own: Any, *rows: Any) -> Any:
         outputs = [(own.dtype, _any_rows(own.shape)), (tf.int32, [None])]
-        received, counts = carry_out("HorovodAlltoall", submit, [own, *rows], outputs, name, ignore_name_scope)
+        received, counts = run_operation("HorovodAlltoall", submit, [own, *rows], outputs, name, ignore_name_scope)
 
         def backward(grad: Any, _: Any) -> Any:
             back, _ = alltoall(grad, counts, process_set=process_set)
-            unsent = tf.shape(own)[0] - tf.shape(back)[0]  # rows that were sent to nobody have none
+            unsent = tf.shape(own)[0] - tf.shape(back)[0]  # rows that were not sent have no gradient
             padding = tf.concat([[[0, unsent]], tf.zeros([tf.rank(own) - 1, 2], tf.int32)], 0)
             return (tf.pad(back, padding), *(None for _ in rows))
 
@@ -179,7 +183,7 @@ def alltoall(
     return exchange(tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits, dtype_hint=tf.int32))
 
 
-@as_written
+@not_converted
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -191,13 +195,13 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduced over ranks, some of the rows on each."""
+    """Reduce over ranks, and return this rank's rows."""
     scales = prescale_factor, postscale_factor
     options = {"name": name, "ignore_name_scope": ignore_name_scope}
     return _scatter([tensor], compression, op, scales, process_set, False, options)[0]
 
 
-@as_written
+@not_converted
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -207,7 +211,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Several tensors reduced as one unit, some of the rows of each on each rank."""
+    """Reduce several tensors as one unit, and return this rank's rows of each."""
     return _scatter(tensors, compression, op, (prescale_factor, postscale_factor), process_set, True, {"name": None})
 
 
@@ -224,17 +228,17 @@ def _reduce_dense(
     if process_set.process_set_id not in basics.engine().sets:
         raise ValueError(f"{process_set} is not registered, or has been removed.")
 
-    def submit(name: str | None, given: list[Any]) -> Begun:
+    def submit(name: str | None, given: list[Any]) -> Submitted:
         if op == Adasum:
             handle = ops.grouped_allreduce_async(given, None, name, op, *scales, process_set)
-            return Begun([handle])
+            return Submitted([handle])
         return _submit_packed(given, name, op, scales, process_set)
 
     def reduce(*given: Any, name: str | None = None, ignore_name_scope: bool = False) -> list[Any]:
         @tf.custom_gradient
         def through(*own: Any) -> Any:
             outputs = [(tensor.dtype, tensor.shape) for tensor in own]
-            reduced = carry_out("HorovodAllreduce", submit, own, outputs, name, ignore_name_scope)
+            reduced = run_operation("HorovodAllreduce", submit, own, outputs, name, ignore_name_scope)
             return reduced, lambda *grads: reduce(*grads)
 
         return list(through(*given))
@@ -245,32 +249,41 @@ def _reduce_dense(
 
 def _submit_packed(
     tensors: list[Any], name: str | None, op: int, scales: tuple[float, float], process_set: ProcessSet
-) -> Begun:
-    """The tensors of a type as one message, in which they lie side by side, or as several if they are too much."""
+) -> Submitted:
+    """Submit tensors packed in one message for each dtype, or in several where one would be too large."""
     handles, results, size = [], list(tensors), len(basics.engine().sets[process_set.process_set_id or 0].ranks)
     messages = _messages([(tensor.dtype, tensor.nbytes) for tensor in tensors], basics.engine().fusion_bytes)
     for number, places in enumerate(messages):
         own = [tensors[place] for place in places]
-        whole, parts = side_by_side(own)
+        whole, parts = packed(own)
         for place, part in zip(places, parts, strict=True):
             results[place] = part
         own_name = f"{name}.{number}" if name and number else name
-        filled = threading.Event()
+        filled: Future[None] = Future()
         sent, shapes = (whole, [tensor.shape for tensor in own]) if len(own) > 1 else (parts[0], [])
-        # By 2, 4, 8, ... ranks numbers divide exactly, before their sum as well as after it.
+        # The number of ranks is a power of two: dividing before the sum gives the same result as dividing after it.
         divided = op == Average and len(own) > 1 and is_power_of_two(size) and own[0].dtype in _DIVIDED
         handles.append(ops.packed_allreduce_async(sent, shapes, own_name, op, scales, process_set, filled, divided))
-        if divided:  # while ranks agree
-            for tensor, part in zip(own, parts, strict=True):
-                torch.mul(tensor, 1 / size, out=part)
-        else:
-            torch._foreach_copy_(parts, own)
-        filled.set()
-    return Begun(handles, results)
+        try:  # while the ranks agree on the operation
+            _fill(parts, own, 1 / size if divided else 1.0)
+        except BaseException as error:  # the operation must fail on all ranks: they would wait for ever
+            filled.set_exception(RuntimeError(f"the tensors of this rank could not be copied: {error!r}"))
+            raise
+        filled.set_result(None)
+    return Submitted(handles, results)
+
+
+def _fill(parts: list[torch.Tensor], tensors: list[torch.Tensor], factor: float) -> None:
+    """Copy tensors into the parts of a buffer, multiplied by a factor."""
+    if factor == 1.0:
+        torch._foreach_copy_(parts, tensors)
+        return
+    for tensor, part in zip(tensors, parts, strict=True):
+        torch.mul(tensor, factor, out=part)
 
 
 def _messages(sizes: Sequence[tuple[Any, int]], most_bytes: int) -> list[list[int]]:
-    """Places of tensors of a type in their order, as many together as fit into a message."""
+    """Return the indices of the tensors of each message: of one dtype, in order, as many as fit."""
     messages: dict[Any, list[list[int]]] = {}
     filled: dict[Any, int] = {}
     for place, (dtype, size) in enumerate(sizes):
@@ -290,7 +303,7 @@ def _reduce_slices(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[Any]:
-    """Rows of all ranks one after the other: who applies them adds up those of equal numbers."""
+    """Concatenate the slices of all ranks; where they are applied, slices of equal indices are added up."""
     if not slices:
         return []
     _check_slices(op, scales)
@@ -319,13 +332,13 @@ def _gather(
         return []
     start = ops.grouped_allgather_async if grouped else _first_of(ops.allgather_async)
 
-    def submit(own_name: str | None, given: list[Any]) -> Begun:
-        return Begun([start(given, own_name, process_set)])
+    def submit(own_name: str | None, given: list[Any]) -> Submitted:
+        return Submitted([start(given, own_name, process_set)])
 
     @tf.custom_gradient
     def gather(*own: Any) -> Any:
         outputs = [(tensor.dtype, _any_rows(tensor.shape)) for tensor in own]
-        gathered = carry_out("HorovodAllgather", submit, own, outputs, name, ignore_name_scope)
+        gathered = run_operation("HorovodAllgather", submit, own, outputs, name, ignore_name_scope)
 
         def backward(*grads: Any) -> Any:
             means = grouped_allreduce(grads, op=Average, process_set=process_set)
@@ -351,13 +364,13 @@ def _scatter(
         return []
     start = ops.grouped_reducescatter_async if grouped else _first_of(ops.reducescatter_async)
 
-    def submit(own_name: str | None, given: list[Any]) -> Begun:
-        return Begun([start(given, own_name, op, process_set, *scales)])
+    def submit(own_name: str | None, given: list[Any]) -> Submitted:
+        return Submitted([start(given, own_name, op, process_set, *scales)])
 
     @tf.custom_gradient
     def scatter(*own: Any) -> Any:
         outputs = [(tensor.dtype, _any_rows(tensor.shape)) for tensor in own]
-        scattered = carry_out("HorovodReducescatter", submit, own, outputs, **options)
+        scattered = run_operation("HorovodReducescatter", submit, own, outputs, **options)
 
         def backward(*grads: Any) -> Any:
             factor = scales[0] * scales[1] * (process_set.size() if op == Sum else 1)
@@ -379,7 +392,7 @@ def _decompressed(tensors: Sequence[Any], contexts: Sequence[Any], compression: 
 
 
 def _first_of(start: Callable[..., int]) -> Callable[..., int]:
-    """For a list of one tensor what is there for a tensor."""
+    """Make a function of a tensor accept a list of one tensor."""
     return lambda given, *rest: start(given[0], *rest)
 
 

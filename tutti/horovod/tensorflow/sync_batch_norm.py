@@ -1,16 +1,16 @@
-"""Batch normalisation with the statistics of all ranks' batches."""
+"""Batch normalization with the statistics of all ranks."""
 
 from typing import Any
 
 import tensorflow as tf
 
 from tutti.horovod import basics
-from tutti.horovod.tensorflow.bridge import as_written
+from tutti.horovod.tensorflow.bridge import not_converted
 from tutti.horovod.tensorflow.collectives import Average, allreduce
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # pyright: ignore[reportUntypedBaseClass]
-    """Keras' layer, of the Keras that `tf.keras` is; ranks count equally, whatever the sizes of their batches."""
+    """BatchNormalization of `tf.keras` over all ranks, which count equally whatever the sizes of their batches."""
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
         if fused in (True, None):
@@ -19,7 +19,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # pyright: ig
             )
         super().__init__(**kwargs)
 
-    @as_written
+    @not_converted
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         mean, variance = super()._moments(inputs, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if basics.size() == 1:

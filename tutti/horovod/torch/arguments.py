@@ -1,7 +1,8 @@
-"""Checks of the arguments of collectives before anything is submitted; a failure concerns this rank alone."""
+"""Signatures of collectives, and checks of their arguments; a failed check concerns this rank alone."""
 
-import warnings
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -9,6 +10,10 @@ from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.execute import DTYPES, Members, is_power_of_two
 from tutti.horovod.engine.messages import AVERAGE, GLOBAL_SET, OP_NAMES, SUM
+from tutti.horovod.errors import warn_deprecated
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _REDUCED = {
     torch.int32,
@@ -22,12 +27,26 @@ _REDUCED = {
 }
 
 
+def same_arguments(
+    template: Callable[Arguments, Any],
+) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
+    """Give a function that passes its arguments on the signature of another function; its return type stays."""
+
+    def give(function: Callable[..., Result]) -> Callable[Arguments, Result]:
+        returned = inspect.signature(function).return_annotation
+        signature = inspect.signature(template).replace(return_annotation=returned)
+        function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return give
+
+
 def reduce_op(op: int | None, average: bool | None) -> int:
     """Return the reduction; `average` is the deprecated way to select it."""
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("Parameter `average` has been replaced with `op`", DeprecationWarning, stacklevel=3)
+        warn_deprecated("Parameter `average` has been replaced with `op`")
         return AVERAGE if average else SUM
     op = AVERAGE if op is None else op
     if op not in range(len(OP_NAMES)):
@@ -62,10 +81,7 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
 
 def check_reduced(*tensors: torch.Tensor) -> None:
     """Raise ValueError for tensors that cannot be reduced."""
-    for tensor in tensors:
-        if tensor.dtype not in _REDUCED:
-            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-        _check_contiguous(tensor)
+    _check_tensors(tensors, lambda tensor: tensor.dtype in _REDUCED)
 
 
 def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
@@ -80,16 +96,17 @@ def check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> No
         raise NotImplementedError(f"op=Adasum on {size} ranks: expected 2, 4, 8, 16, ... ranks. Use another op.")
 
 
-def check_moved(tensor: torch.Tensor) -> None:
-    """Raise ValueError for a tensor that cannot be sent."""
-    if dtype_name(tensor) not in DTYPES:
-        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-    _check_contiguous(tensor)
+def check_moved(*tensors: torch.Tensor) -> None:
+    """Raise ValueError for tensors that cannot be sent."""
+    _check_tensors(tensors, lambda tensor: dtype_name(tensor) in DTYPES)
 
 
-def _check_contiguous(tensor: torch.Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError("Tensor is required to be contiguous.")
+def _check_tensors(tensors: Sequence[torch.Tensor], is_supported: Callable[[torch.Tensor], bool]) -> None:
+    for tensor in tensors:
+        if not is_supported(tensor):
+            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+        if not tensor.is_contiguous():
+            raise ValueError("Tensor is required to be contiguous.")
 
 
 def split_rows(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, size: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Collectives that wait for their result and are differentiable, and batch norm over all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,15 @@ from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.gradients import Compression
 from tutti.horovod.torch import ops
+from tutti.horovod.torch.arguments import same_arguments
 from tutti.horovod.torch.ops import Average, Sum, allgather_async, allreduce_async_, synchronize
+
+# fmt: off
+__all__ = [  # in the namespace horovod.torch
+    "SyncBatchNorm", "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_",
+    "grouped_allgather", "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter", "reducescatter",
+]
+# fmt: on
 
 
 def allreduce(
@@ -25,24 +33,14 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce a tensor over ranks; the gradient is reduced the same way."""
-    op = ops.reduce_op(op, average)
-    compressed, context = compression.compress(tensor)
-    reduced = _Allreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
-    return compression.decompress(reduced, context)
+    rest = ops.reduce_op(op, average), prescale_factor, postscale_factor, process_set
+    return _compressed([tensor], compression, lambda given: _Allreduce.apply(False, name, rest, *given))[0]
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+@same_arguments(ops.allreduce_async)
+def allreduce_(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Reduce a tensor over ranks, in place."""
-    op = ops.reduce_op(op, average)
-    return synchronize(ops.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
+    return synchronize(ops.allreduce_async_(*args, **kwargs))
 
 
 def grouped_allreduce(
@@ -56,37 +54,21 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors as one unit."""
-    if not tensors:
-        return list(tensors)
-    op = ops.reduce_op(op, average)
-    compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    reduced = _GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, process_set, *compressed)
-    pairs = zip(reduced, contexts, strict=True)  # pyright: ignore[reportArgumentType]
-    return [compression.decompress(tensor, context) for tensor, context in pairs]
+    rest = ops.reduce_op(op, average), prescale_factor, postscale_factor, process_set
+    return _compressed(tensors, compression, lambda given: _Allreduce.apply(True, name, rest, *given))
 
 
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
+@same_arguments(ops.grouped_allreduce_async)
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Reduce several tensors as one unit, in place."""
-    if not tensors:
-        return list(tensors)
-    op = ops.reduce_op(op, average)
-    scales = prescale_factor, postscale_factor
-    return list(synchronize(ops.grouped_allreduce_async_(tensors, None, name, op, *scales, process_set)))
+    return list(synchronize(ops.grouped_allreduce_async_(tensors, *args, **kwargs))) if tensors else []
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Concatenate the rows of all ranks; a rank's gradient is the mean over ranks for its rows."""
-    return _Allgather.apply(tensor, name, process_set)  # pyright: ignore[reportReturnType]
+    return _Allgather.apply(False, name, process_set, tensor)  # pyright: ignore[reportReturnType]
 
 
 def grouped_allgather(
@@ -94,8 +76,8 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Concatenate the rows of all ranks for several tensors, as one unit."""
     if not tensors:
-        return list(tensors)
-    return list(_GroupedAllgather.apply(name, process_set, *tensors))  # pyright: ignore[reportArgumentType]
+        return []
+    return list(_Allgather.apply(True, name, process_set, *tensors))  # pyright: ignore[reportArgumentType]
 
 
 def broadcast(
@@ -105,11 +87,10 @@ def broadcast(
     return _Broadcast.apply(tensor, root_rank, name, process_set)  # pyright: ignore[reportReturnType]
 
 
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
+@same_arguments(ops.broadcast_async)
+def broadcast_(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Broadcast a rank's tensor to all ranks, in place."""
-    return synchronize(ops.broadcast_async_(tensor, root_rank, name, process_set))
+    return synchronize(ops.broadcast_async_(*args, **kwargs))
 
 
 def alltoall(
@@ -133,9 +114,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """Reduce over ranks, and return this rank's rows."""
-    compressed, context = compression.compress(tensor)
-    reduced = _Reducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
-    return compression.decompress(reduced, context)
+    rest = op, process_set, prescale_factor, postscale_factor
+    return _compressed([tensor], compression, lambda given: _Reducescatter.apply(False, name, rest, *given))[0]
 
 
 def grouped_reducescatter(
@@ -148,71 +128,54 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Reduce several tensors as one unit, and return this rank's rows of each."""
+    rest = op, process_set, prescale_factor, postscale_factor
+    return _compressed(tensors, compression, lambda given: _Reducescatter.apply(True, name, rest, *given))
+
+
+def _compressed(tensors: Sequence[torch.Tensor], compression: Any, collective: Callable[[Any], Any]) -> list[Any]:
+    """Compress tensors, apply a collective to them, and decompress its results."""
     if not tensors:
-        return list(tensors)
+        return []
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in tensors), strict=True)
-    reduced = _GroupedReducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *compressed)
-    pairs = zip(reduced, contexts, strict=True)  # pyright: ignore[reportArgumentType]
+    results = collective(compressed)
+    pairs = zip(results if isinstance(results, tuple) else [results], contexts, strict=True)
     return [compression.decompress(tensor, context) for tensor, context in pairs]
+
+
+def _wait_for(grouped: bool, of_several: Callable[..., int], of_one: Callable[..., int], given: Any, *rest: Any) -> Any:
+    """Start an operation on a group of tensors or on one tensor, and wait for its results or result."""
+    return synchronize(of_several(given, *rest) if grouped else of_one(given[0], *rest))
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Any, name: Any, op: int, pre: float, post: float, process_set: ProcessSet) -> Any:
-        ctx.rest = op, pre, post, process_set
-        return synchronize(ops.allreduce_async(tensor, None, name, op, pre, post, process_set))
+    def forward(ctx: Any, grouped: bool, name: str | None, rest: tuple[Any, ...], *tensors: Any) -> Any:
+        ctx.grouped, ctx.rest = grouped, rest
+        start = ops.grouped_allreduce_async, ops.allreduce_async
+        return _wait_for(grouped, *start, tensors, None, name, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        op, pre, post, process_set = ctx.rest
-        grad = synchronize(ops.allreduce_async(grads[0].contiguous(), None, None, op, pre, post, process_set))
-        return grad, None, None, None, None, None
-
-
-class _GroupedAllreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: Any, op: int, pre: float, post: float, process_set: ProcessSet, *tensors: Any) -> Any:
-        ctx.rest = op, pre, post, process_set
-        return synchronize(ops.grouped_allreduce_async(tensors, None, name, op, pre, post, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        op, pre, post, process_set = ctx.rest
-        whole = [grad.contiguous() for grad in grads]
-        reduced = synchronize(ops.grouped_allreduce_async(whole, None, None, op, pre, post, process_set))
-        return None, None, None, None, None, *reduced
+        start = ops.grouped_allreduce_async, ops.allreduce_async
+        reduced = _wait_for(ctx.grouped, *start, _contiguous(grads), None, None, *ctx.rest)
+        return None, None, None, *(reduced if ctx.grouped else [reduced])
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Any, name: Any, process_set: ProcessSet) -> Any:
-        ctx.rows, ctx.process_set = len(tensor) if tensor.ndim else 0, process_set
-        return synchronize(ops.allgather_async(tensor, name, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        mean = synchronize(ops.allreduce_async(grads[0].contiguous(), op=Average, process_set=ctx.process_set))
-        rows = torch.tensor([ctx.rows])
-        counts = synchronize(ops.allgather_async(rows, process_set=ctx.process_set)).tolist()
-        begin = sum(counts[: ctx.process_set.rank()])
-        return mean[begin : begin + ctx.rows], None, None
-
-
-class _GroupedAllgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: Any, process_set: ProcessSet, *tensors: Any) -> Any:
+    def forward(ctx: Any, grouped: bool, name: str | None, process_set: ProcessSet, *tensors: Any) -> Any:
         ctx.rows, ctx.process_set = [len(tensor) if tensor.ndim else 0 for tensor in tensors], process_set
-        return synchronize(ops.grouped_allgather_async(tensors, name, process_set))
+        start = ops.grouped_allgather_async, ops.allgather_async
+        return _wait_for(grouped, *start, tensors, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        whole = [grad.contiguous() for grad in grads]
-        means = synchronize(ops.grouped_allreduce_async(whole, op=Average, process_set=ctx.process_set))
+        means = synchronize(ops.grouped_allreduce_async(_contiguous(grads), op=Average, process_set=ctx.process_set))
         rows = torch.tensor([ctx.rows])
         counts = synchronize(ops.allgather_async(rows, process_set=ctx.process_set))
         begins = counts[: ctx.process_set.rank()].sum(0).tolist()
         parts = zip(means, begins, ctx.rows, strict=True)
-        return None, None, *(mean[begin : begin + count] for mean, begin, count in parts)
+        return None, None, None, *(mean[begin : begin + count] for mean, begin, count in parts)
 
 
 class _Broadcast(torch.autograd.Function):
@@ -241,37 +204,29 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad, _ = synchronize(ops.alltoall_async(grads[0].contiguous(), ctx.received, None, ctx.process_set))
         whole = grad.new_zeros(ctx.shape)
-        whole[: len(grad)] = grad  # rows that were sent to nobody have none
+        whole[: len(grad)] = grad  # rows that were not sent have no gradient
         return whole, None, None, None
 
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Any, name: Any, op: int, process_set: ProcessSet, pre: float, post: float) -> Any:
-        ctx.rest = op, process_set, pre * post
-        return synchronize(ops.reducescatter_async(tensor, name, op, process_set, pre, post))
+    def forward(ctx: Any, grouped: bool, name: str | None, rest: tuple[Any, ...], *tensors: Any) -> Any:
+        ctx.grouped, ctx.rest = grouped, rest
+        start = ops.grouped_reducescatter_async, ops.reducescatter_async
+        return _wait_for(grouped, *start, tensors, name, *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        op, process_set, scale = ctx.rest
-        grad = synchronize(ops.allgather_async(grads[0].contiguous(), None, process_set))
-        factor = scale * (process_set.size() if op == Sum else 1)
-        return grad * factor if factor != 1 else grad, None, None, None, None, None
+        op, process_set, prescale, postscale = ctx.rest
+        start = ops.grouped_allgather_async, ops.allgather_async
+        gathered = _wait_for(ctx.grouped, *start, _contiguous(grads), None, process_set)
+        factor = prescale * postscale * (process_set.size() if op == Sum else 1)
+        scaled = (grad * factor if factor != 1 else grad for grad in (gathered if ctx.grouped else [gathered]))
+        return None, None, None, *scaled
 
 
-class _GroupedReducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: Any, op: int, process_set: ProcessSet, pre: float, post: float, *tensors: Any) -> Any:
-        ctx.rest = op, process_set, pre * post
-        return synchronize(ops.grouped_reducescatter_async(tensors, name, op, process_set, pre, post))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        op, process_set, scale = ctx.rest
-        whole = [grad.contiguous() for grad in grads]
-        gathered = synchronize(ops.grouped_allgather_async(whole, None, process_set))
-        factor = scale * (process_set.size() if op == Sum else 1)
-        return None, None, None, None, None, *(grad * factor if factor != 1 else grad for grad in gathered)
+def _contiguous(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [grad.contiguous() for grad in grads]
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -341,7 +296,7 @@ class _Normalize(torch.autograd.Function):
         normalized = (input - _along_channels(mean, input)) * _along_channels(inverse_deviation, input)
         other = _other_dims(input)
         sums = torch.stack([grad.sum(other), (grad * normalized).sum(other)])
-        grad_bias, grad_weight = sums.clone()  # of this rank alone: the optimizer reduces them
+        grad_bias, grad_weight = sums.clone()  # local to this rank: the optimizer reduces them
         synchronize(allreduce_async_(sums, name="sync_batch_norm.sum_dy", op=Sum))
         means = sums / count
         centered = grad - _along_channels(means[0], input) - normalized * _along_channels(means[1], input)

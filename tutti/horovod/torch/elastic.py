@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Sampler
 
 from tutti.horovod import basics
-from tutti.horovod.elastic import ObjectState, run_fn
+from tutti.horovod.elastic import ObjectState, Restorable, run_fn
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -24,7 +24,7 @@ class ElasticSampler(Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_num = 0  # over all ranks, the first ones of the epoch's order
+        self.processed_num = 0  # by all ranks, from the start of the epoch's order
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -56,7 +56,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def __iter__(self) -> Iterator[int]:
-        # One sample a rank in turn: what all ranks have processed is always the beginning of the order.
+        # Samples are dealt to the ranks in turn: all ranks together have processed a prefix of the order.
         padded = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
         return itertools.islice(padded, self.rank, None, self.num_replicas)
 
@@ -64,28 +64,16 @@ class ElasticSampler(Sampler[int]):
         return self.num_samples
 
 
-class StateHandler:
+class StateHandler(Restorable):
     """Saves, restores and broadcasts values of one type."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Keep another value from now on."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
-
-    def save(self) -> None:
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Adapt to the new number of ranks."""
 
 
 class _StateDictHandler(StateHandler):
@@ -97,7 +85,7 @@ class _StateDictHandler(StateHandler):
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved))  # an optimizer would go on in the saved tensors
+        self.value.load_state_dict(copy.deepcopy(self._saved))  # an optimizer would change the saved tensors
 
 
 class ModelStateHandler(_StateDictHandler):
@@ -156,7 +144,7 @@ class TorchState(ObjectState):
         found = {name: handler for name, value in kwargs.items() if (handler := _handler(value)) is not None}
         self._handlers: dict[str, StateHandler] = found
         plain = {name: value for name, value in kwargs.items() if name not in found}
-        super().__init__(_from_first, basics.rank, **plain)
+        super().__init__(broadcast_from_first, basics.rank, **plain)
         for name, handler in found.items():
             super().__setattr__(name, handler.value)
 
@@ -189,7 +177,8 @@ def _handler(value: Any) -> StateHandler | None:
     return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
-def _from_first(item: Any) -> Any:
+def broadcast_from_first(item: Any) -> Any:
+    """Broadcast an object of rank 0; every rank must enter."""
     return broadcast_object(item, 0, "elastic_state")
 
 
@@ -197,7 +186,7 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a training function whose first argument is the state: it survives the loss of ranks and new hosts."""
+    """Decorate a training function of a state: it resumes when ranks are lost, and continues when hosts change."""
     return run_fn(func, reset)
 
 

@@ -11,12 +11,21 @@ from torch import nn
 from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet, global_process_set
 from tutti.horovod.torch.ops import Average, Sum, allgather_async, broadcast_async_, synchronize
+from tutti.ranks.secret import find_secret
 
 try:
     import cloudpickle as pickle  # pyright: ignore[reportMissingImports]
 except ImportError:
     import pickle
 
+# fmt: off
+__all__ = [  # in the namespace horovod.torch
+    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "sparse_allreduce_async",
+]
+# fmt: on
+
+_PURPOSE = "objects of horovod"  # of the signature
 Parameters = dict[str, torch.Tensor] | Sequence[torch.Tensor] | Sequence[tuple[str, torch.Tensor]]
 
 
@@ -34,19 +43,19 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     for name, tensor in pairs:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"params has {type(tensor)} under {name!r}: expected tensors. Use hvd.broadcast_object.")
-    travelling = [tensor.detach().contiguous() for _, tensor in pairs]
-    handles = [broadcast_async_(tensor, root_rank, name) for tensor, (name, _) in zip(travelling, pairs, strict=True)]
+    sent = [tensor.detach().contiguous() for _, tensor in pairs]
+    handles = [broadcast_async_(tensor, root_rank, name) for tensor, (name, _) in zip(sent, pairs, strict=True)]
     for handle in handles:
         synchronize(handle)
-    for tensor, (_, own) in zip(travelling, pairs, strict=True):
-        if tensor.data_ptr() != own.data_ptr():  # its rows did not lie one after the other: a copy has travelled
+    for tensor, (_, own) in zip(sent, pairs, strict=True):
+        if tensor.data_ptr() != own.data_ptr():  # it was not contiguous: a copy was sent
             own.detach().copy_(tensor)
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Broadcast one rank's object; that rank gets its own object back."""
+    """Broadcast one rank's object to all ranks; on that rank, return the object itself."""
     name = name or "broadcast_object"  # not the type's name: ranks that wait often hold None
     is_root = basics.rank() == root_rank
     content = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
@@ -76,7 +85,7 @@ def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start to add up a sparse tensor over ranks; a function that waits for the sum, or the mean."""
+    """Start to add up a sparse tensor over ranks; return a function that waits for the sum, or the mean."""
     if op not in (Average, Sum):
         raise NotImplementedError(f"op={op} on a sparse tensor: expected Average or Sum. Make it dense first.")
     tensor = tensor.coalesce()
@@ -102,13 +111,13 @@ def empty_sparse(parameter: torch.Tensor, sparse_dim: int = 1) -> torch.Tensor:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: nn.Module | None = None) -> None:
-    """Give all ranks the state and the options of one rank's optimizer; state that is not there yet is made first."""
+    """Broadcast the state and the options of one rank's optimizer; an optimizer without state creates it first."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: expected any other optimizer.")
     sizes = allgather_object([len(group["params"]) for group in optimizer.param_groups], "optimizer_groups")
     if sizes != [sizes[root_rank]] * len(sizes):
         raise ValueError(
-            f"the groups of the optimizers have other numbers of parameters on other ranks: {sizes}. "
+            f"the numbers of parameters in the groups of the optimizer differ between ranks: {sizes}. "
             "Expected the same on all ranks."
         )
     if not optimizer.state:
@@ -127,7 +136,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 @dataclass(frozen=True)
 class _TensorLike:
-    """In place of a tensor of the state, which travels by itself."""
+    """Describes a tensor of the state, which is broadcast separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -138,7 +147,7 @@ class _TensorLike:
 
 
 def _create_state(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> None:
-    """One step with gradients of zero, after which the weights are as before: weight decay would have moved them."""
+    """Make one step with zero gradients, and restore the weights afterwards: weight decay changes them."""
     sparse = _sparse_weights(model) if isinstance(optimizer, torch.optim.SGD) else set()
     parameters = _parameters(optimizer)
     weights = [parameter.detach().clone() for parameter in parameters]
@@ -146,7 +155,7 @@ def _create_state(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> 
         if parameter.requires_grad:
             is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
             parameter.grad = empty_sparse(parameter) if is_sparse else torch.zeros_like(parameter)
-    # By the optimizer's own class: the step of a distributed one waits for ranks that may have state already.
+    # With the optimizer's own class: the step of a distributed optimizer waits for ranks that may have state already.
     own_class: Any = getattr(optimizer, "wrapped_class", type(optimizer))
     own_class.step(optimizer)
     with torch.no_grad():
@@ -164,7 +173,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _described(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The options of all groups; and the state of all parameters, without the contents of tensors."""
+    """Return the options of all groups, and the state of all parameters without the contents of tensors."""
     options = [
         {key: _on_cpu(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
@@ -175,7 +184,7 @@ def _described(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], 
 def _without_content(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return _TensorLike(tuple(value.shape), value.dtype, value.device.type == "cpu")
-    return _on_cpu(value)  # a sparse tensor: its size is its rank's own
+    return _on_cpu(value)  # the size of a sparse tensor differs between ranks
 
 
 def _on_cpu(value: Any) -> Any:
@@ -183,7 +192,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _adopt(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]], states: list[dict[str, Any]]) -> None:
-    """Take over what another rank has described; tensors get their place, and their contents later."""
+    """Set options and state as another rank described them; the contents of tensors are broadcast afterwards."""
     for group, described in zip(optimizer.param_groups, options, strict=True):
         for key, value in described.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
@@ -194,11 +203,11 @@ def _adopt(optimizer: torch.optim.Optimizer, options: list[dict[str, Any]], stat
         own = optimizer.state.pop(parameter, {})
         if described:
             optimizer.state[parameter] = {
-                key: _place(value, own.get(key), parameter) for key, value in described.items()
+                key: _allocated(value, own.get(key), parameter) for key, value in described.items()
             }
 
 
-def _place(value: Any, own: Any, parameter: torch.Tensor) -> Any:
+def _allocated(value: Any, own: Any, parameter: torch.Tensor) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device)
     if not isinstance(value, _TensorLike):
@@ -209,8 +218,10 @@ def _place(value: Any, own: Any, parameter: torch.Tensor) -> Any:
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+    """Pickle an object, and sign it with the secret of the job."""
+    return torch.frombuffer(bytearray(find_secret().sign(pickle.dumps(obj), _PURPOSE)), dtype=torch.uint8)
 
 
 def _from_bytes(content: torch.Tensor) -> Any:
-    return pickle.loads(content.numpy().tobytes())
+    """Unpickle an object that a rank of this job has signed; raise ForgedContent for any other."""
+    return pickle.loads(find_secret().verify(content.numpy().tobytes(), _PURPOSE))

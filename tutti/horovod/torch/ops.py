@@ -1,8 +1,8 @@
-"""Collectives on torch tensors, by Horovod's names: synchronous, asynchronous, in place and grouped."""
+"""Asynchronous collectives on torch tensors, by Horovod's names: into new tensors, in place, and grouped."""
 
 import itertools
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -21,8 +21,18 @@ from tutti.horovod.torch.arguments import (
     members_of,
     number_of,
     reduce_op,
+    same_arguments,
     split_rows,
 )
+
+# fmt: off
+__all__ = [  # in the namespace horovod.torch
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
+    "alltoall_async", "barrier", "broadcast_async", "broadcast_async_", "grouped_allgather_async",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "init", "join", "poll",
+    "reducescatter_async", "shutdown", "synchronize",
+]
+# fmt: on
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
@@ -96,26 +106,14 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start to reduce a tensor over ranks into a new one."""
-    check_reduced(tensor)
-    scales = prescale_factor, postscale_factor
-    return _reduce(
-        [tensor], [torch.empty_like(tensor)], name, reduce_op(op, average), scales, process_set, grouped=False
-    )
+    rest = average, name, op, prescale_factor, postscale_factor, process_set
+    return _reduce([tensor], *rest, in_place=False, grouped=False)
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
+@same_arguments(allreduce_async)
+def allreduce_async_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> int:
     """Start to reduce a tensor over ranks, in place."""
-    check_reduced(tensor)
-    scales = prescale_factor, postscale_factor
-    return _reduce([tensor], [tensor], name, reduce_op(op, average), scales, process_set, grouped=False)
+    return _reduce([tensor], *args, **kwargs, in_place=True, grouped=False)
 
 
 def grouped_allreduce_async(
@@ -128,25 +126,14 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start to reduce several tensors as one unit into new ones."""
-    check_reduced(*tensors)
-    outputs = [torch.empty_like(tensor) for tensor in tensors]
-    scales = prescale_factor, postscale_factor
-    return _reduce(list(tensors), outputs, name, reduce_op(op, average), scales, process_set, grouped=True)
+    rest = average, name, op, prescale_factor, postscale_factor, process_set
+    return _reduce(tensors, *rest, in_place=False, grouped=True)
 
 
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
+@same_arguments(grouped_allreduce_async)
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> int:
     """Start to reduce several tensors as one unit, in place."""
-    check_reduced(*tensors)
-    scales = prescale_factor, postscale_factor
-    return _reduce(list(tensors), list(tensors), name, reduce_op(op, average), scales, process_set, grouped=True)
+    return _reduce(tensors, *args, **kwargs, in_place=True, grouped=True)
 
 
 def packed_allreduce_async(
@@ -156,10 +143,10 @@ def packed_allreduce_async(
     op: int,
     scales: tuple[float, float],
     process_set: ProcessSet,
-    filled: threading.Event,
+    filled: Future[None],
     divided: bool,
 ) -> int:
-    """Start to reduce a tensor over ranks, in place; other tensors are packed in it once `filled` is set."""
+    """Start to reduce a tensor over ranks, in place; other tensors are packed in it once `filled` is done."""
     check_reduced(tensor)
     pre, post = scales
     rest = {"op": op, "prescale": pre, "postscale": post, "parts": tuple(tuple(shape) for shape in parts)}
@@ -178,8 +165,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start to concatenate the rows of all ranks, for several tensors as one unit."""
-    for tensor in tensors:
-        check_moved(tensor)
+    check_moved(*tensors)
     return _submit("allgather", name, process_set, [(tensor, None) for tensor in tensors], grouped=True)
 
 
@@ -187,18 +173,13 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start to broadcast a rank's tensor into new tensors."""
-    check_moved(tensor)
-    check_root(root_rank, process_set)
-    return _submit("broadcast", name, process_set, [(tensor, torch.empty_like(tensor))], root=root_rank, grouped=False)
+    return _broadcast([(tensor, torch.empty_like(tensor))], root_rank, name, process_set)
 
 
-def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
+@same_arguments(broadcast_async)
+def broadcast_async_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> int:
     """Start to broadcast a rank's tensor, in place."""
-    check_moved(tensor)
-    check_root(root_rank, process_set)
-    return _submit("broadcast", name, process_set, [(tensor, tensor)], root=root_rank, grouped=False)
+    return _broadcast([(tensor, tensor)], *args, **kwargs)
 
 
 def grouped_broadcast_async(
@@ -208,11 +189,8 @@ def grouped_broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start to broadcast a rank's tensors as one unit, into new tensors."""
-    for tensor in tensors:
-        check_moved(tensor)
-    check_root(root_rank, process_set)
     pairs = [(tensor, torch.empty_like(tensor)) for tensor in tensors]
-    return _submit("broadcast", name, process_set, pairs, root=root_rank, grouped=True)
+    return _broadcast(pairs, root_rank, name, process_set, grouped=True)
 
 
 def alltoall_async(
@@ -262,20 +240,36 @@ def join(device: int = -1) -> int:
 
 
 def _reduce(
-    tensors: list[torch.Tensor],
-    outputs: list[torch.Tensor],
-    name: str | None,
-    op: int,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    in_place: bool,
     grouped: bool,
 ) -> int:
+    check_reduced(*tensors)
+    op = reduce_op(op, average)
     if op == Adasum:
         check_adasum(tensors, process_set)
-    pairs = list(zip(tensors, outputs, strict=True))
-    return _submit(
-        "allreduce", name, process_set, pairs, op=op, prescale=scales[0], postscale=scales[1], grouped=grouped
-    )
+    pairs = [(tensor, tensor if in_place else torch.empty_like(tensor)) for tensor in tensors]
+    rest = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
+    return _submit("allreduce", name, process_set, pairs, grouped, **rest)
+
+
+def _broadcast(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    grouped: bool = False,
+) -> int:
+    check_moved(*(tensor for tensor, _ in pairs))
+    check_root(root_rank, process_set)
+    return _submit("broadcast", name, process_set, pairs, root=root_rank, grouped=grouped)
 
 
 def _scatter(
@@ -301,7 +295,7 @@ def _submit(
     process_set: ProcessSet,
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     grouped: bool,
-    filled: threading.Event | None = None,
+    filled: Future[None] | None = None,
     divided: bool = False,
     **rest: Any,
 ) -> int:

@@ -1,7 +1,6 @@
 """An optimizer whose gradients are reduced over ranks while the backward pass still runs."""
 
 import inspect
-import itertools
 import os
 import threading
 import warnings
@@ -14,7 +13,9 @@ import torch
 
 from tutti.horovod import basics
 from tutti.horovod.basics import ProcessSet, global_process_set
+from tutti.horovod.errors import warn_deprecated
 from tutti.horovod.gradients import Compression
+from tutti.horovod.helpers import split_list
 from tutti.horovod.torch import ops
 from tutti.horovod.torch.arguments import check_adasum
 from tutti.horovod.torch.functions import broadcast_object, empty_sparse, sparse_allreduce_async
@@ -25,7 +26,7 @@ Groups = int | list[list[torch.Tensor]] | None
 
 
 def own_options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What to build another optimizer of this class with, so that it has the same defaults."""
+    """Return the arguments that build another optimizer of this class with the same defaults."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in accepted}
 
@@ -33,7 +34,7 @@ def own_options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def name_parameters(
     parameters: Sequence[Sequence[torch.Tensor]], named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """A name for each parameter, by which ranks find each other's gradients: the given one, or its place."""
+    """Return a name for each parameter, by which its gradients are matched over ranks: the given name, or its index."""
     if named is None:
         places = enumerate(parameters)
         return {each: f"allreduce.noname.{i}.{j}" for i, group in places for j, each in enumerate(group)}
@@ -59,12 +60,12 @@ def name_parameters(
 
 
 def find_duplicates(values: Iterable[Any]) -> set[Any]:
-    """What is there more than once."""
+    """Return the values that occur more than once."""
     return {value for value, count in Counter(values).items() if count > 1}
 
 
 def check_groups(groups: Groups) -> None:
-    """Refuse groups that are neither a number nor lists of different tensors."""
+    """Raise ValueError for groups that are neither a number nor lists of different tensors."""
     if groups is None:
         return
     if not isinstance(groups, list):
@@ -79,13 +80,11 @@ def check_groups(groups: Groups) -> None:
 
 
 def form_units(parameters: Sequence[torch.Tensor], groups: Groups) -> list[Unit]:
-    """The parameters in the groups that are asked for: contiguous parts, or the given ones and the rest one by one."""
+    """Return the parameters in groups: contiguous parts, or the given groups and all other parameters one by one."""
     if groups is None:
         return [(parameter,) for parameter in parameters]
     if isinstance(groups, int):
-        each, more = divmod(len(parameters), groups)
-        ends = [place * each + min(place, more) for place in range(groups + 1)]
-        formed = [parameters[begin:end] for begin, end in itertools.pairwise(ends)]
+        formed = split_list(parameters, groups)
     else:
         known, grouped = set(parameters), {parameter for group in groups for parameter in group}
         formed = [[parameter for parameter in group if parameter in known] for group in groups]
@@ -120,7 +119,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer of the same class and with the same groups, whose `step` uses gradients reduced over ranks."""
+    """Return an optimizer of the same class with the same groups, whose `step` uses gradients reduced over ranks."""
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor} with op={op}: not supported with op != Average. "
@@ -129,18 +128,16 @@ def DistributedOptimizer(
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError(f"{type(optimizer).__name__} is distributed already: expected the optimizer it was made from.")
     if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2
-        )
+        warn_deprecated("Parameter `num_groups` has been replaced by `groups` and will be removed")
         groups = num_groups if groups is None else groups
-    way = _DistributedOptimizer
+    base = _DistributedOptimizer
     if op == Adasum and basics.size() > 1:
         check_adasum([each for group in optimizer.param_groups for each in group["params"]], process_set)
-        way = _DistributedAdasumOptimizer
-    kind = type(optimizer)
-    own = {"__module__": __name__, "wrapped_class": kind}
-    made: Any = type(kind.__name__, (way, kind), own)
-    return made(
+        base = _DistributedAdasumOptimizer
+    wrapped = type(optimizer)
+    namespace = {"__module__": __name__, "wrapped_class": wrapped}
+    distributed: Any = type(wrapped.__name__, (base, wrapped), namespace)
+    return distributed(
         optimizer.param_groups,
         named_parameters,
         compression,
@@ -155,7 +152,7 @@ def DistributedOptimizer(
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """What is put in front of an optimizer's own class."""
+    """The base class that precedes an optimizer's own class."""
 
     wrapped_class: type[torch.optim.Optimizer]
     find_duplicates = staticmethod(find_duplicates)
@@ -184,7 +181,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self._handles: dict[Unit, Callable[[], None]] = {}  # gradients on their way, and how to wait for them
+        self._handles: dict[Unit, Callable[[], None]] = {}  # functions that wait for gradients in flight
         self._allreduce_delay: dict[torch.Tensor, int] = {}  # backward passes until a gradient is complete
         self._units: dict[torch.Tensor, Unit] = {}
         self._sparse_dims: dict[torch.Tensor, int] = {}  # of parameters that have had a sparse gradient
@@ -196,12 +193,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._register_hooks(groups)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes are added up before a step."""
+        """Change the number of backward passes whose gradients are added up before a step."""
         self.backward_passes_per_step = passes
         self._reset_delays()
 
     def synchronize(self) -> None:
-        """Wait until all gradients hold their values over ranks; one that was not computed here counts as zeros."""
+        """Wait until all gradients are reduced over ranks; one that was not computed on this rank counts as zeros."""
         with self._lock:
             for unit in dict.fromkeys(self._units.values()):
                 if unit not in self._handles:
@@ -214,7 +211,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` takes the gradients as they are, for example after `synchronize` and clipping."""
+        """Let `step` use the gradients without reducing them again, for example after `synchronize` and clipping."""
         self._should_synchronize = False
         try:
             yield
@@ -222,28 +219,28 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients and let the wrapped class make its step; with a closure, after each of its passes."""
+        """Reduce the gradients and call the wrapped class's `step`; with a closure, reduce after each of its passes."""
         if self._should_synchronize and closure is not None:
             closure = self._reducing(closure)
         elif self._should_synchronize:
             if self._synchronized:
                 warnings.warn(SYNCHRONIZED_TWICE, stacklevel=2)
             self.synchronize()
-        answer = super().step(closure)  # pyright: ignore[reportArgumentType]
+        loss = super().step(closure)  # pyright: ignore[reportArgumentType]
         self._synchronized = False
-        return answer
+        return loss
 
-    # Else torch would wrap it, and call the hooks of a step a second time.
+    # Otherwise torch would wrap it, and call the hooks of a step a second time.
     step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, which must not be on their way."""
+        """Clear the gradients, none of which may be in flight."""
         if self._handles or any(left != self.backward_passes_per_step for left in self._allreduce_delay.values()):
             raise AssertionError(ZEROED_TOO_EARLY)
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state, and forget the gradients that were on their way."""
+        """Load a saved state, and drop the gradients in flight."""
         self._handles = {}
         self._synchronized = False
         self._should_synchronize = True
@@ -252,7 +249,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _register_hooks(self, groups: Groups) -> None:
         parameters = [each for group in self.param_groups for each in group["params"] if each.requires_grad]
-        if groups is not None:  # collective: the first rank's order is everybody's
+        if groups is not None:  # collective: all ranks use the order of the first
             names = [self._parameter_names[parameter] for parameter in parameters]
             first = (self.process_set.ranks or [0])[0]
             order = broadcast_object(names, first, "optimizer_groups", self.process_set)
@@ -267,7 +264,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
 
     def _count_pass(self, parameter: torch.Tensor) -> None:
-        """After each accumulation into a gradient; the last one a step sends the gradient on its way."""
+        """Count a backward pass of a parameter; the last one before a step starts the reduction of its gradient."""
         assert parameter.grad is not None
         assert not parameter.grad.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
         with self._lock:
@@ -279,7 +276,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 self._handles[unit] = self._submit(unit)
 
     def _submit(self, unit: Unit) -> Callable[[], None]:
-        """Send gradients on their way; a function that waits for them and puts them in their places."""
+        """Start to reduce gradients; return a function that waits for them and stores them in the parameters."""
         gradients = [(parameter, self._gradient(parameter)) for parameter in unit]
         sparse = [(parameter, gradient) for parameter, gradient in gradients if gradient.is_sparse]
         dense = [(parameter, gradient) for parameter, gradient in gradients if not gradient.is_sparse]
@@ -294,7 +291,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return wait
 
     def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What this rank adds: zeros where it has no gradient, since another rank may have one."""
+        """Return this rank's gradient, or zeros where it has none, since another rank may have one."""
         gradient = parameter.grad
         if gradient is None:
             if parameter in self._sparse_dims and not self.sparse_as_dense:
@@ -307,7 +304,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
         name = self._parameter_names[parameter]
         reduced = sparse_allreduce_async(gradient, name, self.op, self.process_set)
-        return lambda: _put(parameter, reduced())
+        return lambda: _store(parameter, reduced())
 
     def _submit_dense(self, pairs: list[tuple[torch.Tensor, torch.Tensor]], grouped: bool) -> Callable[[], None]:
         compressed = [self._compression.compress(gradient) for _, gradient in pairs]
@@ -317,15 +314,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         handle = ops.grouped_allreduce_async_(tensors, *rest) if grouped else ops.allreduce_async_(tensors[0], *rest)
 
         def wait() -> None:
-            answer = ops.synchronize(handle)
-            outputs = answer if grouped else (answer,)
+            result = ops.synchronize(handle)
+            outputs = result if grouped else (result,)
             for (parameter, _), (_, context), output in zip(pairs, compressed, outputs, strict=True):
-                _put(parameter, self._as_it_was(parameter, self._compression.decompress(output, context)))
+                _store(parameter, self._in_layout_of(parameter, self._compression.decompress(output, context)))
 
         return wait
 
-    def _as_it_was(self, parameter: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
-        """Sparse again where the gradient was and travelled dense: the wrapped class may know no other."""
+    def _in_layout_of(self, parameter: torch.Tensor, reduced: torch.Tensor) -> torch.Tensor:
+        """Make a gradient sparse again that was sent dense: the wrapped class may support sparse gradients only."""
         is_sparse = parameter in self._sparse_dims and (parameter.grad is None or parameter.grad.is_sparse)
         return reduced.to_sparse(self._sparse_dims[parameter]) if is_sparse else reduced
 
@@ -339,30 +336,30 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """Each parameter makes its step here as soon as its gradient is complete; what is reduced is how far it went."""
+    """Steps each parameter locally as soon as its gradient is complete, and reduces the change of the parameter."""
 
     def synchronize(self) -> None:
-        """Nothing: there are no reduced gradients, and `step` waits for the rest."""
+        """Do nothing: there are no reduced gradients, and `step` waits for the changes."""
 
     def skip_synchronize(self) -> Any:
-        """Not possible: `step` has to wait for what was sent."""
+        """Raise AssertionError: `step` has to wait for the changes in flight."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move all parameters by what all ranks have found together."""
-        answer = None
+        """Add the reduced change to every parameter."""
+        loss = None
         if closure is not None:
             with torch.enable_grad():
-                answer = closure()
+                loss = closure()
         super().synchronize()
-        return answer
+        return loss
 
     step.hooked = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _register_hooks(self, groups: Groups) -> None:
         super()._register_hooks(None)
-        # By place: a loaded state brings new groups.
-        self._places = {each: i for i, group in enumerate(self.param_groups) for each in group["params"]}
+        # By index: a loaded state creates new groups.
+        self._group_indices = {each: i for i, group in enumerate(self.param_groups) for each in group["params"]}
 
     def _submit(self, unit: Unit) -> Callable[[], None]:
         (parameter,) = unit
@@ -376,22 +373,22 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
         return wait
 
     def _local_step(self, parameter: torch.Tensor) -> torch.Tensor:
-        """How far the wrapped class would move a parameter; it stays where it is until all ranks have been heard."""
-        every, group = self.param_groups, self.param_groups[self._places[parameter]]
+        """Return the change that the wrapped class would make to a parameter, which itself is left unchanged."""
+        all_groups, group = self.param_groups, self.param_groups[self._group_indices[parameter]]
         before = parameter.detach().clone()
         parameters, self.param_groups, group["params"] = group["params"], [group], [parameter]
         try:
             self.wrapped_class.step(self)
         finally:
-            self.param_groups, group["params"] = every, parameters
+            self.param_groups, group["params"] = all_groups, parameters
         with torch.no_grad():
-            moved = parameter - before
+            change = parameter - before
             parameter.copy_(before)
-        return moved
+        return change
 
 
-def _put(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
-    """Make a reduced gradient the parameter's; one that is frozen and had none stays without."""
+def _store(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+    """Store a reduced gradient in its parameter; a frozen parameter without gradient keeps none."""
     if parameter.grad is None:
         parameter.grad = reduced if parameter.requires_grad else None
     elif parameter.grad.is_sparse or reduced.is_sparse:

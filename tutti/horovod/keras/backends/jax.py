@@ -1,4 +1,4 @@
-"""Keras on jax: a compiled step calls back into Python, once for all gradients."""
+"""Keras on jax: a compiled step calls back into Python once, with all gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Arrays = list[jax.Array]
 
 
 def exchange(distribution: Any, gradients: Arrays, are_local: list[bool]) -> tuple[Any, Arrays]:
-    """Whether a step is due, and its gradients: those of this rank's own variables scaled, all others reduced."""
+    """Return whether a step is due, and its gradients: reduced, or scaled where a variable is local to this rank."""
     if not distribution.accumulates and not distribution.options.is_active:
         return True, gradients
 
@@ -31,14 +31,14 @@ def exchange(distribution: Any, gradients: Arrays, are_local: list[bool]) -> tup
 
 
 def choose(due: Any, step: Callable[[], Any], skip: Callable[[], Any]) -> Any:
-    """Do the one or the other; outside a compiled function they may also assign to variables."""
+    """Call one of two functions; outside a compiled function they may also assign to variables."""
     if isinstance(due, Tracer):
         return jax.lax.cond(due, step, skip)
     return step() if due else skip()
 
 
 def agree(flag: Any, process_set: ProcessSet) -> jax.Array:
-    """Whether it is true on all ranks."""
+    """Return whether a flag is true on all ranks."""
 
     def on_the_host(own: Any) -> Any:
         return np.bool_(host.agree(bool(own), process_set).item())
@@ -47,7 +47,7 @@ def agree(flag: Any, process_set: ProcessSet) -> jax.Array:
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """One rank's values into the variables of all."""
+    """Broadcast one rank's values to the variables of all ranks."""
     values = [_copied(variable.value) for variable in variables]
     host.broadcast_parameters([(f"variable_{place}", value) for place, value in enumerate(values)], root_rank)
     for variable, value in zip(variables, values, strict=True):
@@ -55,15 +55,15 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
 
 
 def call(collective: str, value: Any, **options: Any) -> jax.Array:
-    """A collective on a value that may be anything jax makes an array of."""
+    """Apply a collective to a value that jax can convert to an array."""
     array = jax.numpy.asarray(value)
     return jax.numpy.asarray(_array(host.call(collective, _copied(array), **options), array))
 
 
 def _copied(array: Any) -> torch.Tensor:
-    """In memory of its own: what jax lends must not change."""
+    """Copy an array: the memory of jax must not change."""
     own = np.array(array)
-    if own.dtype.name == "bfloat16":  # which NumPy knows by another package
+    if own.dtype.name == "bfloat16":  # a dtype that NumPy does not have itself
         return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(own)
 

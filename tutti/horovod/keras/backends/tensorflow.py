@@ -1,4 +1,4 @@
-"""Keras on TensorFlow, and Keras 2: what is done here becomes part of a graph where there is one."""
+"""Keras on TensorFlow, and Keras 2; in a graph, these functions add operations to it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,19 +8,19 @@ import tensorflow as tf
 from tutti.horovod.basics import ProcessSet
 from tutti.horovod.engine.messages import MIN
 from tutti.horovod.tensorflow import collectives, training
-from tutti.horovod.tensorflow.bridge import as_written
+from tutti.horovod.tensorflow.bridge import not_converted
 from tutti.horovod.tensorflow.training import Reduction
 
 
-@as_written
+@not_converted
 def exchange(distribution: Any, gradients: list[Any], are_local: list[bool]) -> tuple[Any, list[Any]]:
-    """Whether a step is due, and its gradients: those of this rank's own variables scaled, all others reduced."""
+    """Return whether a step is due, and its gradients: reduced, or scaled where a variable is local to this rank."""
     if not distribution.accumulates:
         return True, _reduced(distribution, gradients, are_local)
     options = distribution.options
     if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients) and not options.sparse_as_dense:
         raise ValueError(
-            "IndexedSlices with backward_passes_per_step > 1: rows of gradients cannot be added up over passes. "
+            "IndexedSlices with backward_passes_per_step > 1: sparse gradients cannot be added up over passes. "
             "Set sparse_as_dense=True."
         )
     gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -40,35 +40,35 @@ def exchange(distribution: Any, gradients: list[Any], are_local: list[bool]) -> 
     return due, tf.cond(due, finish, lambda: gradients)
 
 
-@as_written
+@not_converted
 def choose(due: Any, step: Callable[[], Any], skip: Callable[[], Any]) -> Any:
-    """Do the one or the other; in a graph, where what they return must be alike, nothing comes back."""
+    """Call one of two functions; in a graph, where both must return the same structure, return nothing of use."""
     if due is True:
         return step()
 
-    def nothing_after(work: Callable[[], Any]) -> Callable[[], Any]:
-        def do() -> Any:
-            work()
+    def without_result(function: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            function()
             return tf.constant(0)
 
-        return do
+        return call
 
-    return tf.cond(due, nothing_after(step), nothing_after(skip))
+    return tf.cond(due, without_result(step), without_result(skip))
 
 
-@as_written
+@not_converted
 def agree(flag: Any, process_set: ProcessSet) -> Any:
-    """Whether it is true on all ranks."""
+    """Return whether a flag is true on all ranks."""
     return tf.cast(collectives.allreduce(tf.cast(flag, tf.int32), op=MIN, process_set=process_set), tf.bool)
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """One rank's values into the variables of all."""
+    """Broadcast one rank's values to the variables of all ranks."""
     training.broadcast_variables(variables, root_rank)
 
 
 def call(collective: str, value: Any, **options: Any) -> Any:
-    """A collective on a value that may be anything TensorFlow makes a tensor of."""
+    """Apply a collective to a value that TensorFlow can convert to a tensor."""
     return getattr(collectives, collective)(tf.convert_to_tensor(value), **options)
 
 
@@ -86,14 +86,4 @@ def _reduced(distribution: Any, gradients: Sequence[Any], are_local: Sequence[bo
     options = distribution.options
     if not options.is_active:
         return list(gradients)
-    reduction = Reduction(
-        distribution.name,
-        options.compression,
-        options.sparse_as_dense,
-        options.op,
-        options.gradient_predivide_factor,
-        None,
-        options.process_set,
-        options.scale_local_gradients,
-    )
-    return reduction.apply_to(gradients, are_local)
+    return Reduction(distribution.name, options).apply_to(gradients, are_local)

@@ -1,4 +1,4 @@
-"""Keras on torch: gradients are tensors of the engine's own kind."""
+"""Keras on torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Tensors = list[torch.Tensor]
 
 @torch.no_grad()
 def exchange(distribution: Any, gradients: Tensors, are_local: list[bool]) -> tuple[bool, Tensors]:
-    """Whether a step is due, and its gradients: those of this rank's own variables scaled, all others reduced."""
+    """Return whether a step is due, and its gradients: reduced, or scaled where a variable is local to this rank."""
     options = distribution.options
     if distribution.accumulates:
         if not distribution.sums:
@@ -37,12 +37,12 @@ def exchange(distribution: Any, gradients: Tensors, are_local: list[bool]) -> tu
 
 
 def choose(due: bool, step: Callable[[], Any], skip: Callable[[], Any]) -> Any:
-    """Do the one or the other."""
+    """Call one of two functions."""
     return step() if due else skip()
 
 
 def agree(flag: Any, process_set: ProcessSet) -> torch.Tensor:
-    """Whether it is true on all ranks."""
+    """Return whether a flag is true on all ranks."""
     found = torch.as_tensor(flag)
     votes = found.to("cpu", torch.int32)
     return collectives.allreduce(votes, op=MIN, process_set=process_set).bool().to(found.device)
@@ -50,19 +50,19 @@ def agree(flag: Any, process_set: ProcessSet) -> torch.Tensor:
 
 @torch.no_grad()
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """One rank's values into the variables of all."""
+    """Broadcast one rank's values to the variables of all ranks."""
     values = [variable.value for variable in variables]
     broadcast_parameters([(f"variable_{place}", value.data) for place, value in enumerate(values)], root_rank)
 
 
 def call(collective: str, value: Any, **options: Any) -> torch.Tensor:
-    """A collective on a value that may be anything torch makes a tensor of."""
+    """Apply a collective to a value that torch can convert to a tensor."""
     tensor = torch.as_tensor(value)
     return getattr(collectives, collective)(tensor.contiguous(), **options)
 
 
 def _reduced(gradients: Tensors, distribution: Any) -> Tensors:
-    """All in one call: they travel in memory that is kept, and are there until the next step."""
+    """Reduce gradients in one operation, in buffers that are reused; the results are valid until the next step."""
     options = distribution.options
     compressed = [options.compression.compress(gradient) for gradient in gradients]
     kinds = [(tensor.dtype, tensor.device) for tensor, _ in compressed]
@@ -82,7 +82,7 @@ def _reduced(gradients: Tensors, distribution: Any) -> Tensors:
 
 
 def _gathered(distribution: Any, place: int, tensors: Tensors) -> Tensors:
-    """Copies of tensors of one kind, one after the other in one buffer."""
+    """Copy tensors of one dtype and device into one buffer, and return views of it."""
     sizes = [tensor.numel() for tensor in tensors]
     buffers = distribution.buffers
     if place == len(buffers) or buffers[place].numel() != sum(sizes) or buffers[place].dtype != tensors[0].dtype:

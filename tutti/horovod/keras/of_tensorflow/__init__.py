@@ -1,77 +1,25 @@
-"""Horovod's API for Keras as TensorFlow has it, by its names (horovod.tensorflow.keras)."""
+"""Horovod's API for the Keras of TensorFlow (horovod.tensorflow.keras)."""
 
 # ruff: noqa: F401, F403
 
-from typing import Any
-
 from tutti.horovod.basics import *
-from tutti.horovod.basics import ProcessSet, add_process_set, global_process_set, remove_process_set
-from tutti.horovod.gradients import Compression
-from tutti.horovod.keras import elastic
-from tutti.horovod.keras.backends import (
+from tutti.horovod.basics import add_process_set, remove_process_set
+from tutti.horovod.keras import (
+    Average,
+    Compression,
+    Sum,
     allgather,
     broadcast,
     broadcast_global_variables,
-    keras_of_tensorflow,
-    reduce_value,
+    elastic,
+    init,
     reducescatter,
+    shutdown,
 )
+from tutti.horovod.keras import optimizer_of_tensorflow as DistributedOptimizer
+from tutti.horovod.keras.backends import allreduce_function, keras_of_tensorflow
 from tutti.horovod.keras.of_tensorflow import callbacks
-from tutti.horovod.keras.optimizer import Options, distribute, load
-from tutti.horovod.torch.ops import Average, Sum, init, shutdown
+from tutti.horovod.keras.optimizer import load_model_function
 
-
-def DistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> Any:
-    """An optimizer of the same class and with the same state, whose steps use gradients reduced over ranks."""
-    options = Options(
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    return distribute(optimizer, options, name)
-
-
-def allreduce(
-    value: Any,
-    name: str | None = None,
-    average: bool | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: int | None = None,
-    compression: Any = Compression.none,
-) -> Any:
-    """A value reduced over ranks."""
-    return reduce_value(value, name, average, (prescale_factor, postscale_factor), op, compression)
-
-
-def load_model(
-    filepath: Any,
-    custom_optimizers: Any = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = Compression.none,
-    legacy_opts: bool = False,
-) -> Any:
-    """A saved model, whose optimizer is distributed and has the state that was saved."""
-    return load(keras_of_tensorflow(), filepath, custom_optimizers, custom_objects, compression)
+allreduce = allreduce_function(default_average=None)
+load_model = load_model_function(keras_of_tensorflow)

@@ -1,4 +1,4 @@
-"""The callbacks, with the checkpoint as TensorFlow's Keras has it."""
+"""The callbacks of horovod.tensorflow.keras, with the checkpoint of TensorFlow's Keras."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ ModelCheckpoint: Any = keras_of_tensorflow().callbacks.ModelCheckpoint
 
 
 class TensorFlowBestModelCheckpoint(ModelCheckpoint):
-    """A checkpoint of the best model, or of its weights, to a file that is named later."""
+    """Saves the best model, or its weights, to `filepath`, which is set after construction."""
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: Any = "epoch",
-        save_weights_only: bool = False,
     ) -> None:
         super().__init__(
             "best.weights.h5" if save_weights_only else "best.keras",
