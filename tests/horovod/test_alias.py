@@ -14,7 +14,8 @@ from tutti.horovod.alias import HOROVOD_MODULES, SITE_FOLDER
 
 pytestmark = pytest.mark.xdist_group("alias")
 SAME = """
-import importlib, importlib.util, inspect, json, pickle, sys
+import importlib, importlib.util, inspect, json, os, pickle, sys
+from importlib import metadata
 import horovod
 light = "torch" not in sys.modules
 import horovod.torch as hvd
@@ -23,6 +24,9 @@ from horovod.torch import *
 from horovod.torch.mpi_ops import allreduce_async_, rank, synchronize, _basics
 found = {
     "version": horovod.__version__,
+    "numbers": list(map(int, horovod.__version__.split(".")[:3])),
+    "metadata": [metadata.version("horovod"), metadata.distribution("Horovod").metadata["Summary"]],
+    "files": metadata.distribution("horovod").files,
     "light": light,
     "names": [name for name in dir(ours) if name[0] != "_" and not inspect.ismodule(getattr(ours, name))
               and getattr(hvd, name, None) is not getattr(ours, name)],
@@ -46,6 +50,8 @@ same = {
     "horovod.common.basics": ("init", "rank"),
     "horovod.common.exceptions": ("HorovodInternalError", "HostsUpdatedInterrupt"),
     "horovod.common.process_sets": ("ProcessSet", "global_process_set"),
+    "horovod.data": ("AsyncDataLoaderMixin", "BaseDataLoader"),
+    "horovod.data.data_loader_base": ("AsyncDataLoaderMixin", "BaseDataLoader"),
     "horovod.runner": ("run",),
     "horovod.runner.launch": ("run_commandline",),
     "horovod.runner.util.threads": ("in_thread",),
@@ -60,6 +66,14 @@ hvd.init()
 found["engine"] = ours.is_initialized() and hvd.mpi_ops.size() == ours.size() == 1
 util = importlib.import_module("horovod.common.util")
 found["util"] = [util.extension_available("torch"), util.num_rank_is_power_2(6), util.split_list([1, 2, 3, 4, 5], 2)]
+cached = util._cache(lambda word, verbose=False: object())
+found["cached"] = [cached("a") is cached("a"), cached("a") is cached("b")]
+found["built"] = [util.gloo_built(verbose=False), util.mpi_built(verbose=False), util.ddl_built(), util.ccl_built()]
+found["nccl"] = util.nccl_built(verbose=False) == hvd.nccl_built()
+os.environ["HERE"] = "before"
+with util.env(HERE="within", NEW="set", NONE=None):
+    within = [os.environ.get(name) for name in ("HERE", "NEW", "NONE")]
+found["environment"] = [within, [os.environ.get(name) for name in ("HERE", "NEW", "NONE")]]
 found["versions"] = [util.is_version_greater_equal_than(each, "2.9.0") for each in ("2.10.1", "2.9.0", "2.8")]
 found["who"] = importlib.import_module("horovod.runner.common.util.env").get_env_rank_and_size()
 heard = []
@@ -125,7 +139,8 @@ def test_names_are_the_same_objects(found: dict[str, Any]) -> None:
 
 @pytest.mark.system
 def test_the_package_itself_is_light(found: dict[str, Any]) -> None:
-    assert found["version"].startswith("0.28.1+tutti")
+    assert found["version"] == "0.28.1" and found["numbers"] == [0, 28, 1]
+    assert found["metadata"] == ["0.28.1", "The API of Horovod, provided by tutti."] and found["files"] is None
     assert found["light"]
     assert found["run"] == "tutti.horovod.run.call"
 
@@ -135,6 +150,8 @@ def test_small_questions_are_answered(found: dict[str, Any]) -> None:
     assert found["util"] == [True, False, [[1, 2, 3], [4, 5]]]
     assert found["versions"] == [True, True, False]
     assert (found["who"], found["heard"]) == ([0, 1], [1])
+    assert found["cached"] == [True, False] and found["built"] == [True, False, False, False] and found["nccl"]
+    assert found["environment"] == [["within", "set", None], ["before", None, None]]
 
 
 @pytest.mark.system
@@ -145,7 +162,8 @@ def test_a_framework_that_is_missing_is_named_with_its_install_line(found: dict[
 
 @pytest.mark.ranks
 def test_tutti_run_offers_the_name(tutti: Tutti, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(USES_IT)
+    asks = "import importlib.metadata\nassert importlib.metadata.version('horovod') == '0.28.1'\n"
+    (tmp_path / "script.py").write_text(asks + USES_IT)
     (tmp_path / "horovod").mkdir()  # a folder that is no package does not stand in the way
     done = tutti("run", "-n", "2", "script.py")
     assert done.code == 0, done.all
@@ -194,9 +212,9 @@ def test_the_distribution_provides_package_and_command(site: Path, tmp_path: Pat
     assert found["names"] == found["missing"] == []
     assert found["light"] and found["engine"] and found["run"] == "tutti.horovod.run.call"
     version = python("-m", "horovod.runner.launch", "--version", cwd=tmp_path, path=site)
-    assert version.out.strip() == found["version"]
+    assert version.out.strip() == f"{found['version']}+tutti"
     script = python(str(site / "bin" / "horovodrun"), "--version", cwd=tmp_path, path=site)
-    assert script.out.strip() == found["version"]
+    assert script.out.strip() == version.out.strip()
     assert [path.name for path in (site / "horovod").glob("*.py")] == ["__init__.py"]
 
 

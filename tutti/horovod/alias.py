@@ -1,12 +1,13 @@
 """Horovod's modules by their own names: a table of what each one provides, and the import finder that makes them."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder, distributions
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from tutti.horovod import __version__
 
 SITE_FOLDER = Path(__file__).parent / "site"  # on `sys.path`, also of spawned processes, it provides `horovod`
 _OURS = "tutti.horovod"
+API_VERSION = __version__.partition("+")[0]  # without the provider: scripts convert its parts to integers
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ HOROVOD_MODULES: dict[str, Alias] = {
     "horovod.common.exceptions": Alias(("errors",)),
     "horovod.common.process_sets": Alias(("basics",)),
     "horovod.common.util": Alias(("helpers", "basics")),
+    "horovod.data": Alias(("data",)),
+    "horovod.data.data_loader_base": Alias(("data",)),
     "horovod.keras": Alias(("keras",), accepts_keras_2=True),
     "horovod.keras.callbacks": Alias(("keras.callbacks",)),
     "horovod.keras.elastic": Alias(("keras.elastic",)),
@@ -86,8 +90,29 @@ class HorovodModule(ModuleType):
         return [*_public_names(self.__name__), *_submodules(self.__name__)]
 
 
+class ProvidedDistribution(Distribution):
+    """What `importlib.metadata` tells a program about the distribution horovod; pip does not see it."""
+
+    def read_text(self, filename: str) -> str | None:
+        contents = {
+            "METADATA": "Metadata-Version: 2.1\nName: horovod\n"
+            f"Version: {API_VERSION}\nSummary: The API of Horovod, provided by tutti.\n",
+            "INSTALLER": "tutti\n",
+            "top_level.txt": "horovod\n",
+        }
+        return contents.get(filename)
+
+    def locate_file(self, path: Any) -> Path:
+        return SITE_FOLDER / path
+
+
 class HorovodFinder(MetaPathFinder, Loader):
-    """Finds and makes the modules of the table, except the package `horovod` itself."""
+    """Finds and makes the modules of the table, except the package `horovod` itself, and answers for its metadata."""
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
+        """Return the distribution of the package, for `importlib.metadata`."""
+        name = getattr(context, "name", None)
+        return [ProvidedDistribution()] if name is None or name.lower() == "horovod" else []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -118,9 +143,20 @@ def define_package(name: str) -> None:
     """Give a package that is being imported Horovod's names, and make its modules importable."""
     package = sys.modules[name]
     package.__class__ = HorovodModule
-    vars(package)["__version__"] = __version__
+    vars(package)["__version__"] = API_VERSION
+    install_finder()
+
+
+def install_finder() -> None:
+    """Make Horovod's modules and its metadata available to this process; a second call does nothing."""
     if not any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, HorovodFinder())
+
+
+def other_horovod() -> str | None:
+    """Return the version of a real Horovod that is installed, if any."""
+    installed = distributions(name="horovod")
+    return next((each.version for each in installed if not isinstance(each, ProvidedDistribution)), None)
 
 
 @cache

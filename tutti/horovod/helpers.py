@@ -2,7 +2,10 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -14,6 +17,7 @@ _RANK_AND_SIZE_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
 )
 Item = TypeVar("Item")
+_cache = cache  # some programs for Horovod use it
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -32,6 +36,40 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _built(name: str) -> Callable[..., Any]:
+    """Return the function of this name for `horovod.common.util`, which takes `verbose`."""
+
+    def built(verbose: bool = False) -> Any:
+        found = getattr(import_module("tutti.horovod.basics"), name)()
+        if verbose:
+            print(f"{name}: {found}")
+        return found
+
+    built.__name__ = built.__qualname__ = name
+    built.__doc__ = f"Return what `hvd.{name}()` returns; with `verbose`, print it too."
+    return built
+
+
+mpi_built, gloo_built, nccl_built = _built("mpi_built"), _built("gloo_built"), _built("nccl_built")
+ddl_built, ccl_built = _built("ddl_built"), _built("ccl_built")
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set environment variables within a context, except those with the value None."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ |= given
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

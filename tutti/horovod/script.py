@@ -5,13 +5,11 @@ import os
 import runpy
 import sys
 import traceback
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from tutti.errors import ConfigError, LaunchError
-from tutti.horovod.alias import SITE_FOLDER
+from tutti.horovod.alias import SITE_FOLDER, install_finder, other_horovod
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
@@ -26,11 +24,12 @@ def check_script(path: str) -> None:
 
 def offer_horovod() -> str | None:
     """Make `import horovod` find tutti's package, unless a real Horovod is installed; describe that one."""
-    with suppress(PackageNotFoundError):
-        return f"Horovod {version('horovod')} is installed"
+    if version := other_horovod():
+        return f"Horovod {version} is installed"
     spec = find_spec("horovod")
     if spec is None or spec.origin is None:  # not a package, but perhaps a folder of that name
         sys.path.append(str(SITE_FOLDER))
+        install_finder()
         return None
     ours = b"tutti" in Path(spec.origin).read_bytes()
     return None if ours else f"found in {spec.origin}"
