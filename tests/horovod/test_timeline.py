@@ -7,7 +7,9 @@ from typing import Any
 import hvd_sets_work as work
 import pytest
 from rank_jobs import run_ranks
+from waiting import wait_until
 
+from tutti.horovod.engine import coordination
 from tutti.horovod.engine.coordination import Timeline
 from tutti.horovod.engine.messages import TensorRequest
 
@@ -80,6 +82,20 @@ def test_timelines_are_started_and_stopped_by_hand(tmp_path: Path) -> None:
 
 def test_a_timeline_that_cannot_be_written_does_not_stop_the_job() -> None:
     assert run_ranks(2, work.write_a_timeline_nowhere) == [2.0, 2.0]
+
+
+def test_events_are_in_the_file_soon_and_the_file_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that stalls, or is killed, writes no later event."""
+    monkeypatch.setattr(coordination, "FLUSH_SECONDS", 0.01)
+    timeline, path = Timeline(), tmp_path / "timeline.json"
+    timeline.start(str(path), marks_cycles=False)
+    for place in range(3):
+        timeline.submitted([TensorRequest("allreduce", f"x{place}", dtype="int8", shape=(2,))], 0)
+        wait_until(lambda place=place: f"allreduce.x{place}" in rows(path), lambda: path.read_text())
+        assert story(rows(path)[f"allreduce.x{place}"]) == [("B", "NEGOTIATE_ALLREDUCE"), ("i", "0")]
+    killed = path.read_bytes()
+    timeline.stop()
+    assert path.read_bytes() == killed
 
 
 def test_what_began_before_the_file_does_not_end_in_it(tmp_path: Path) -> None:

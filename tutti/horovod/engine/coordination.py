@@ -5,8 +5,9 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TextIO
+from io import FileIO
 
 from tutti.horovod.engine.coordinator import Coordinator
 from tutti.horovod.engine.messages import GLOBAL_SET, Channel, ChannelClosed, Key, Response, TensorRequest
@@ -20,40 +21,72 @@ log = logging.getLogger("tutti.horovod")
 
 
 class Timeline:
-    """A file of events, one row for each tensor, for Perfetto or chrome://tracing. Any thread may call it."""
+    """A file of events, one row for each tensor, for Perfetto or chrome://tracing. Any thread may call it.
+
+    A thread writes new events every second. After each write the file is complete JSON, also if the process is killed.
+    """
 
     def __init__(self) -> None:
         self.runs = False
         self._lock = threading.Lock()
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._written = 0  # bytes of events in the file
+        self._events: list[str] = []  # that are not in the file yet
+        self._stopped = threading.Event()
         self._marks_cycles = False
         self._rows: dict[Key, int] = {}
         self._open: set[tuple[Key, int]] = set()  # tracks with an event that has not ended
-        self._flushed = 0.0
 
     def start(self, path: str, marks_cycles: bool) -> None:
         """Start a file, and close the one that is being written."""
         self.stop()
         with self._lock:
-            self._file = open(path, "w")  # noqa: SIM115
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+            self._written, self._events = 0, []
             self._rows, self._open, self._marks_cycles = {}, set(), marks_cycles
             began = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
-            self._file.write("[\n" + json.dumps({"name": "job", "ph": "M", "pid": 0, "tid": 0, "args": began}))
+            self._events.append(json.dumps({"name": "job", "ph": "M", "pid": 0, "tid": 0, "args": began}))
             self._name_row(0, "cycles")
-            self._flushed = time.monotonic()
-            self.runs = True
+            self._write()
+            self.runs = self._file is not None
+            self._stopped = threading.Event()
+        threading.Thread(target=self._write_regularly, args=(self._stopped,), name="hvd_timeline", daemon=True).start()
 
     def stop(self) -> None:
-        """Close the file, if there is one."""
+        """Write the last events and close the file, if there is one."""
         with self._lock:
-            self.runs = False
-            ended, self._file = self._file, None
-            try:
-                if ended is not None:
-                    ended.write("\n]\n")
-                    ended.close()
-            except OSError as error:
-                log.warning("the timeline could not be completed: %s", error)
+            self._stopped.set()
+            self._write()
+            self._close()
+
+    def _write_regularly(self, stopped: threading.Event) -> None:
+        while not stopped.wait(FLUSH_SECONDS):
+            with self._lock:
+                if not stopped.is_set():
+                    self._write()
+
+    def _write(self) -> None:
+        """Append the new events, and the bracket that closes the list, over the bracket of the last write."""
+        if self._file is None or not self._events:
+            return
+        content = ((",\n" if self._written else "[\n") + ",\n".join(self._events)).encode()
+        self._events = []
+        left = memoryview(content + b"\n]\n")
+        try:
+            self._file.seek(self._written)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            log.warning("the timeline is incomplete: %s", error)
+            self._close()
+        self._written += len(content)
+
+    def _close(self) -> None:
+        self.runs = False
+        ended, self._file = self._file, None
+        with suppress(OSError):
+            if ended is not None:
+                ended.close()
 
     def submitted(self, requests: Iterable[TensorRequest], rank: int) -> None:
         """Record that a rank submitted operations; the first rank starts their negotiation."""
@@ -109,20 +142,10 @@ class Timeline:
         self._event(row, 0, "process_sort_index", "M", f',"args":{{"sort_index":{row}}}')
 
     def _event(self, row: int, track: int, name: str, phase: str, rest: str) -> None:
-        """Write an event; the names of events need no quoting."""
-        if self._file is None:
-            return
-        now = time.monotonic()
-        try:
-            self._file.write(
-                f',\n{{"name":"{name}","ph":"{phase}","ts":{now * 1e6:.1f},"pid":{row},"tid":{track}{rest}}}'
-            )
-            if now - self._flushed > FLUSH_SECONDS:  # the file of a killed process is readable up to the last second
-                self._flushed = now
-                self._file.flush()
-        except OSError as error:
-            log.warning("the timeline is incomplete: %s", error)
-            self._file, self.runs = None, False
+        """Record an event; the names of events need no quoting."""
+        if self._file is not None:
+            now = time.monotonic() * 1e6
+            self._events.append(f'{{"name":"{name}","ph":"{phase}","ts":{now:.1f},"pid":{row},"tid":{track}{rest}}}')
 
 
 class Coordination:
