@@ -121,6 +121,19 @@ def change_sets_while_a_rank_has_joined() -> Any:
     return error, hvd.add_process_set([0]).process_set_id
 
 
+def init_again_after_an_error() -> Any:
+    """An init with a process set twice, and a valid one after it."""
+    wrong = refused(lambda: hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])]))
+    initialized = hvd.is_initialized()
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets)
+    total = hvd.allreduce(torch.tensor(1.0 + hvd.rank()), op=hvd.Sum).item()
+    found = wrong, initialized, [each.process_set_id for each in sets], total
+    hvd.barrier()
+    hvd.shutdown()
+    return found
+
+
 @in_a_job
 def change_sets_in_a_static_job() -> Any:
     return refused(lambda: hvd.add_process_set([0])), hvd.remove_process_set(hvd.ProcessSet([0]))

@@ -126,7 +126,7 @@ def test_process_sets_work_side_by_side_among_their_members() -> None:
     assert all(each["after"][0][0] == "ValueError" and each["after"][1] is None for each in found)
 
 
-def test_wrong_process_sets_are_refused_and_the_job_is_there() -> None:
+def test_wrong_process_sets_are_refused_and_the_next_init_starts_a_job() -> None:
     twice, one, everyone, two, none, three = both(run_ranks(2, work.give_wrong_sets))
     assert twice == ("ValueError", "A process set with ranks [0] exists already.")
     assert everyone == ("ValueError", "A process set with ranks [0, 1] exists already.")

@@ -3,7 +3,9 @@
 from typing import Any
 
 import hvd_sets_work as work
+import numpy as np
 import pytest
+import torch
 from rank_jobs import run_ranks
 
 from tutti.horovod.basics import ProcessSet
@@ -88,8 +90,30 @@ def test_sets_change_only_where_the_job_was_started_so() -> None:
     assert number == 1
 
 
+@pytest.mark.parametrize(
+    "ranks",
+    [[2, 0, 2], (0, 2), {2, 0}, range(0, 3, 2), reversed(range(0, 3, 2)), (2 * n for n in range(2)), {0: "a", 2: "b"}],
+)
+def test_ranks_come_in_any_form_that_can_be_iterated(ranks: Any) -> None:
+    assert ProcessSet(ranks).ranks == [0, 2]
+
+
+def test_ranks_come_as_arrays_and_tensors_of_integers() -> None:
+    for given in (np.array([2, 0]), np.arange(3)[::-2], torch.tensor([0, 2])):
+        ranks = ProcessSet(given).ranks
+        assert ranks == [0, 2] and all(type(rank) is int for rank in ranks)
+    for wrong in (np.array([0.5]), np.array([[0, 2]]), ["a"], 3):
+        with pytest.raises(ValueError, match=r"(?s)ProcessSet\(.*Expected ranks, such as \[0, 2\], or an mpi4py comm"):
+            ProcessSet(wrong)
+
+
+def test_an_init_that_failed_has_not_initialized() -> None:
+    wrong, initialized, numbers, total = same(run_ranks(2, work.init_again_after_an_error))
+    assert wrong == ("ValueError", "A process set with ranks [0] exists already.")
+    assert not initialized and numbers == [1, 2] and total == 3.0
+
+
 def test_members_are_sorted_and_in_the_job() -> None:
-    assert ProcessSet([2, 0, 2]).ranks == [0, 2]
     assert wrong_members((0, 2), [(0, 1)], 3) == ""
     assert "exists already" in wrong_members((0, 1), [(0, 1)], 3)
     assert "expected ranks from 0 to 2" in wrong_members((0, 3), [], 3)

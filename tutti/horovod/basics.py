@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import operator
 import os
 import platform
 import threading
@@ -68,10 +69,16 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Any) -> None:
         self.process_set_id: int | None = None
         self.mpi_comm = None
-        if isinstance(ranks_or_comm, range | list | tuple | set):
-            self.ranks: list[int] | None = sorted(set(ranks_or_comm))
-        else:  # an mpi4py communicator: its members by their ranks in the whole job
-            self.ranks = sorted(ranks_or_comm.allgather(_world_rank(ranks_or_comm)))
+        if hasattr(ranks_or_comm, "Get_rank"):  # an mpi4py communicator
+            from mpi4py import MPI  # pyright: ignore[reportMissingImports]
+
+            ranks_or_comm = ranks_or_comm.allgather(MPI.COMM_WORLD.Get_rank())
+        try:
+            self.ranks: list[int] | None = sorted({operator.index(rank) for rank in ranks_or_comm})
+        except TypeError as error:
+            raise ValueError(
+                f"ProcessSet({ranks_or_comm!r}): {error}. Expected ranks, such as [0, 2], or an mpi4py communicator."
+            ) from error
 
     def size(self) -> int:
         """Return the number of its ranks."""
@@ -151,6 +158,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     if is_driven():
         membership().watch(channel)
     if problem is not None:
+        shutdown()  # the next call must not take this job for a valid one
         raise problem
 
 
@@ -254,12 +262,6 @@ def check_static(sets: Iterable[ProcessSet], size: int) -> None:
         if problem:
             raise ValueError(problem)
         seen.add(ranks)
-
-
-def _world_rank(comm: Any) -> int:
-    from mpi4py import MPI  # pyright: ignore[reportMissingImports]
-
-    return MPI.COMM_WORLD.Get_rank()
 
 
 def _set_up_log(settings: Settings) -> None:
@@ -388,12 +390,7 @@ def ddl_built() -> bool:
     return False
 
 
-def ccl_built() -> bool:
-    return False
-
-
-def sycl_built() -> bool:
-    return False
+ccl_built = sycl_built = ddl_built
 
 
 def _runtime(env: Mapping[str, str]) -> RuntimeConfig:
