@@ -44,6 +44,8 @@ def train(folder: Path) -> int:
     worker = os.environ["TUTTI_ELASTIC_WORKER"]
     deeds = plan.get(worker, [])  # [epoch, batch, deed], in order
     sizes: list[tuple[int, ...]] = []
+    position = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    expected = [int(os.environ[f"HOROVOD_{name}"]) for name in position]  # before hvd.init()
     if [-1, 0, "kill"] in deeds:
         os.kill(os.getpid(), signal.SIGKILL)
     if [-1, 1, "kill"] in deeds:  # where the others have met it, and wait for its connections
@@ -78,6 +80,7 @@ def train(folder: Path) -> int:
 
     run(state)
     found = {"sizes": sizes, "seen": state.seen, "weights": weights(model), "syncs": Counted.syncs}
+    found["expected"] = expected
     (folder / f"worker-{worker}.json").write_text(json.dumps(found))
     return 0
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hvd_elastic_work as work
@@ -12,9 +13,10 @@ from conftest import REPOSITORY, Finished, command
 from prepared import PYTHON
 from rank_jobs import run_ranks
 
-from tutti.horovod import basics
-from tutti.horovod.elastic import REMOVED, ObjectState, run_fn
+from tutti.horovod import basics, elastic
+from tutti.horovod.elastic import ADDED, REMOVED, ObjectState, run_fn
 from tutti.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from tutti.horovod.run.messages import Notice
 from tutti.horovod.torch.elastic import ElasticSampler
 
 ranks = pytest.mark.ranks
@@ -52,8 +54,10 @@ def test_training_goes_on_from_the_last_commit_with_one_rank_fewer(victim: int, 
     assert f"worker {victim} (rank {victim}, host" in done.err and "was ended by signal SIGKILL" in done.err
     found = ended(tmp_path)
     survivors = [worker for worker in range(3) if worker != victim]
+    first_local, local_sizes = [0, 0, 1], [1, 2, 2]  # localhost has one slot, 127.0.0.1 two
     assert list(found) == survivors
     for place, worker in enumerate(survivors):
+        assert found[worker]["expected"] == [worker, 3, first_local[worker], local_sizes[worker]]
         (*first, _, _), (size, rank, *_, epoch, batch) = found[worker]["sizes"]
         assert first[:2] == [3, worker]
         assert (size, rank, epoch, batch) == (2, place, 0, 2)
@@ -68,6 +72,7 @@ def test_a_rank_that_dies_is_replaced_and_the_newcomer_takes_over_the_state(tmp_
     assert list(found) == [1, 2]
     assert found[1]["sizes"] == [[2, 1, 1, 2, 0, 0], [2, 0, 1, 2, 1, 2]]  # rank 0 has the state, with its old slot
     assert found[2]["sizes"] == [[2, 1, 0, 2, 1, 2]]
+    assert found[2]["expected"] == [1, 2, 0, 2]
 
 
 @ranks
@@ -204,6 +209,40 @@ def test_errors_of_the_script_are_its_own() -> None:
 
     with pytest.raises(ValueError, match="of the script"):
         run_fn(train, lambda: None)(Recorded([]))
+
+
+def test_attributes_of_the_user_may_have_any_name() -> None:
+    state = ObjectState(lambda item: item, lambda: 0, commits=5, resets=1)
+    state.commit()
+    state.commit()
+    assert (state.commits, state.resets) == (5, 1)
+    state.commits = 9
+    state.restore()
+    assert state.commits == 5
+
+
+def test_a_state_is_told_once_of_each_change_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Told(ObjectState):
+        def on_hosts_updated(self, timestamp: float, update_res: int = ADDED) -> None:
+            assert timestamp > 0
+            told.append(update_res)  # without more, so that nothing interrupts
+
+    notices = [None, Notice("hosts", 0), Notice("hosts", 0), Notice("hosts", 1, skip_sync=True)]
+    monkeypatch.setattr(elastic, "is_driven", lambda: True)
+    monkeypatch.setattr(elastic, "membership", lambda: SimpleNamespace(hosts_changed=lambda: notices.pop(0)))
+    state = Told(lambda item: item, lambda: 0)
+    while notices:
+        state.check_host_updates()
+    assert told == [ADDED, REMOVED]
+
+
+def test_a_change_of_hosts_interrupts_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "is_driven", lambda: True)
+    monkeypatch.setattr(elastic, "membership", lambda: SimpleNamespace(hosts_changed=lambda: Notice("hosts", 0)))
+    with pytest.raises(HostsUpdatedInterrupt):
+        ObjectState(lambda item: item, lambda: 0).check_host_updates()
 
 
 def test_hosts_that_only_go_need_no_sync() -> None:

@@ -162,8 +162,10 @@ def test_numbers_that_contradict_each_other_are_refused(options: ElasticOptions,
 
 @pytest.mark.system
 def test_a_job_whose_workers_end_well_ends_well(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_elastic(TWO, ["sh", "-c", "echo $TUTTI_ELASTIC_WORKER $HOROVOD_ELASTIC $HOROVOD_HOSTNAME"]) == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:0 1 localhost", "[1]<stdout>:1 1 localhost"]
+    words = "echo $TUTTI_ELASTIC_WORKER $HOROVOD_ELASTIC $HOROVOD_HOSTNAME $HOROVOD_RANK $HOROVOD_SIZE"
+    assert run_elastic(TWO, ["sh", "-c", words]) == 0
+    lines = ["[0]<stdout>:0 1 localhost 0 2", "[1]<stdout>:1 1 localhost 1 2"]
+    assert sorted(capfd.readouterr().out.splitlines()) == lines
 
 
 @pytest.mark.system
@@ -181,6 +183,9 @@ def test_a_job_whose_workers_all_fail_ends_at_once_with_the_first(capfd: pytest.
     said = capfd.readouterr().err
     assert "(without a rank yet, host localhost) ended with exit code 7. No worker is started on localhost for" in said
     assert "the job has failed before it began: all workers have ended. The first failure: worker " in said
+    sentence = "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+    assert f"{sentence}terminated. The first process to do so was:\nProcess name: localhost[" in said
+    assert said.endswith("]\nExit code: 7\n")
 
 
 @pytest.mark.system

@@ -221,8 +221,12 @@ def test_a_function_is_called_on_every_rank(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_a_rank_raises_comes_back_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.raises(RuntimeError, match=r"(?s)rank 1 failed:\nTraceback.*KeyError: 'rank 1 has had enough'"):
+    sentence = "Horovod detected that one or more processes exited with non-zero status"
+    cause = r"rank 1 failed:\nTraceback.*KeyError: 'rank 1 has had enough'"
+    with pytest.raises(RuntimeError, match=rf"(?s){sentence}.*{cause}"):
         call.run(work.fail_on_rank_1, num_proc=2)
+    with pytest.raises(RuntimeError, match=rf"(?s)the elastic job ended with exit code 1. {sentence}.*{cause}"):
+        call.run(work.fail_on_rank_1, num_proc=2, min_num_proc=2)
     with pytest.raises(RuntimeError, match="rank 1 on host localhost was ended by signal SIGKILL"):
         call.run(work.die_on_rank_1, num_proc=2)
     with pytest.raises(RuntimeError, match=r"(?s)rank 0 failed:.*cannot pickle 'generator'"):

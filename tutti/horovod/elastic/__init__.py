@@ -3,6 +3,7 @@
 import copy
 import functools
 import queue
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,47 +16,8 @@ NO_UPDATE, REMOVED, ADDED = 0, 1, 2  # changes of the hosts; 3 is both
 BroadcastObject = Callable[[Any], Any]
 
 
-class State:
-    """A state that can be saved in memory, restored, and synchronized over ranks."""
-
-    def __init__(self, bcast_object: BroadcastObject, get_rank: Callable[[], int]) -> None:
-        self._bcast_object = bcast_object
-        self._rank = get_rank
-        self._reset_callbacks: list[Callable[[], None]] = []
-        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.commits = 0
-
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Register functions to call after each reset, when the number of ranks may have changed."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """Adapt to the new number of ranks after a reset."""
-        self._host_messages = queue.SimpleQueue()
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
-
-    def on_hosts_updated(self, timestamp: float, update_res: int = ADDED) -> None:
-        """Record that hosts were added or removed; the next check informs all ranks."""
-        self._host_messages.put(update_res)
-
-    def commit(self) -> None:
-        """Save the state, and interrupt for a reset if hosts were added or removed."""
-        self.save()
-        self.commits += 1
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks together, if rank 0 knows that the hosts have changed."""
-        update = NO_UPDATE
-        while not self._host_messages.empty():
-            update |= self._host_messages.get()
-        if is_driven() and (news := membership().hosts_changed()) is not None:
-            update |= REMOVED if news.skip_sync else ADDED
-        update = self._bcast_object(update)
-        if update != NO_UPDATE:
-            raise HostsUpdatedInterrupt(update == REMOVED)
+class Restorable:
+    """What can be saved in memory, restored, and synchronized over ranks."""
 
     def save(self) -> None:
         """Copy the state in memory."""
@@ -71,6 +33,52 @@ class State:
 
     def reset(self) -> None:
         """Adapt what depends on the number of ranks."""
+
+
+class State(Restorable):
+    """The state of a training, which is committed at points from which it can resume."""
+
+    def __init__(self, bcast_object: BroadcastObject, get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._num_commits = 0  # not `commits`: attributes without an underscore are the user's
+        self._host_notice: object = None  # of the elastic driver, the last one
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Register functions to call after each reset, when the number of ranks may have changed."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Adapt to the new number of ranks after a reset."""
+        self._host_messages = queue.SimpleQueue()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int = ADDED) -> None:
+        """Record that hosts were added or removed; `check_host_updates` calls it for a notice of the driver."""
+        self._host_messages.put(update_res)
+
+    def commit(self) -> None:
+        """Save the state, and interrupt for a reset if hosts were added or removed."""
+        self.save()
+        self._num_commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks together, if rank 0 knows that the hosts have changed."""
+        notice = membership().hosts_changed() if is_driven() else None
+        if notice is not None and notice != self._host_notice:
+            self._host_notice = notice
+            self.on_hosts_updated(time.time(), REMOVED if notice.skip_sync else ADDED)
+        update = NO_UPDATE
+        while not self._host_messages.empty():
+            update |= self._host_messages.get()
+        update = self._bcast_object(update)
+        if update != NO_UPDATE:
+            raise HostsUpdatedInterrupt(update == REMOVED)
 
 
 class ObjectState(State):
@@ -118,9 +126,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                     _note_state()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
-                if not is_driven() and state.commits == commits:
+                if not is_driven() and state._num_commits == commits:
                     raise _hopeless(error, "A reset did not help") from error
-                commits = state.commits
+                commits = state._num_commits
                 state.restore()
                 skip_sync = _reset(reset, error, False)
             except HostsUpdatedInterrupt as interrupt:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tutti.errors import ConfigError
+from tutti.horovod.errors import PROCESS_FAILED
 from tutti.horovod.helpers import get_env_rank_and_size
 from tutti.horovod.run import arguments
 from tutti.launch.hosts import address_for, is_local, listening_address, reserve_port
@@ -142,11 +143,9 @@ def _call_on_ranks(call: bytes, given: Namespace, python: str) -> list[Any]:
     finally:
         server.close()
     failed = {rank: text for rank, (well, text) in sorted(server.answers.items()) if not well}
-    if failed:
+    if failed or problem is not None:
         errors = [f"rank {rank} failed:\n{text.decode(errors='replace')}" for rank, text in failed.items()]
-        raise RuntimeError("\n".join(errors))
-    if problem is not None:
-        raise RuntimeError(problem)
+        raise RuntimeError("\n".join([problem or PROCESS_FAILED, *errors]))
     return [pickle.loads(answer) for _, (_, answer) in sorted(server.answers.items())]  # the server has verified them
 
 
@@ -165,7 +164,7 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
         from tutti.horovod.run.driver import run_elastic
 
         code = run_elastic(options, command)
-        return f"the elastic job ended with exit code {code}" if code else None
+        return f"the elastic job ended with exit code {code}. {PROCESS_FAILED}" if code else None
     if given.mpi:
         from tutti.horovod.run.command import mpirun_command
 
@@ -173,7 +172,7 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
             port = reserved.getsockname()[1]
             words, environment = mpirun_command(options, command, port, given.mpi_args or "")
             code = subprocess.run(words, env=environment, check=False).returncode
-        return f"mpirun ended with exit code {code}" if code else None
+        return f"mpirun ended with exit code {code}. {PROCESS_FAILED}" if code else None
     from tutti.horovod.run.static_job import launch_static
     from tutti.launch.supervisor import Stopped
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from tutti.horovod.errors import describe_failed_process
 from tutti.horovod.run.arguments import ElasticOptions
 from tutti.horovod.run.discovery import Discovery, check_numbers, cool_down_of
 from tutti.horovod.run.messages import (
@@ -24,11 +25,12 @@ from tutti.horovod.run.messages import (
     RankRequest,
     WorkerServer,
 )
-from tutti.horovod.run.static_job import interface_environment, without_launchers
+from tutti.horovod.run.static_job import interface_environment, position_environment, without_launchers
 from tutti.launch.elastic.slots import RankLimits, SlotPool
 from tutti.launch.hosts import (
     Candidate,
     Host,
+    Slot,
     Ssh,
     address_for,
     assign_ranks,
@@ -80,22 +82,24 @@ class Worker:
 
 
 def start(
-    number: int, host: Host, slot: int, options: ElasticOptions, command: Sequence[str], driver: tuple[str, int]
+    candidate: Candidate,
+    host: Host,
+    expected: Slot,
+    options: ElasticOptions,
+    command: Sequence[str],
+    driver: tuple[str, int],
 ) -> Worker:
-    """Start a worker, which connects to the driver at an address and port of this machine."""
-    here, address = is_local(host.name), address_for(host.name, driver[0])
+    """Start a worker, which connects to the driver at an address and port; it has its expected rank until `init`."""
+    number, slot, here = candidate.number, candidate.slot, is_local(host.name)
+    address = address_for(host.name, driver[0])
     environment = without_launchers(options.environment or os.environ)
     if here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(host.slots, environment))
-    environment |= interface_environment(options.network_interfaces)
+    environment |= interface_environment(options.network_interfaces) | position_environment(expected)
     environment |= {
         ELASTIC_VARIABLE: "1",
         ADDRESS_VARIABLE: f"{address}:{driver[1]}",
         WORKER_VARIABLE: str(number),
-        "HOROVOD_HOSTNAME": host.name,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "PYTHONUNBUFFERED": "1",
     }
     environment |= options.secret.environment()
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
@@ -118,11 +122,11 @@ def run_elastic(options: ElasticOptions, command: list[str]) -> int:
             driver = Driver(options, command)
             try:
                 return driver.run()
+            except JobFailed as failure:
+                report(f"{failure}\n{driver.first_end}")
+                return 1
             finally:
                 driver.close()
-    except JobFailed as failure:
-        report(str(failure))
-        return 1
     except Stopped as stopped:
         report(f"{stopped}: all workers were ended.")
         return 128 + stopped.number
@@ -136,6 +140,7 @@ class Driver:
     command: list[str]
     generation: int = -1
     workers: list[Worker] = field(default_factory=list)
+    first_end: str = ""  # of a worker that failed, as Horovod says it
     _failures: list[str] = field(default_factory=list)  # of workers, in the order of time
     _broken: str = ""  # how a worker of this generation failed
     _done: Worker | None = None  # the first worker that ended with exit code 0: no generation follows
@@ -208,20 +213,21 @@ class Driver:
             if code is None and late and worker.has_not_begun and now > worker.started + late:
                 worker.process.kill()
                 end_processes([worker.process], reraise=True)
-                self._fail(worker, f"has not called hvd.init() within --start-timeout {late:g} s", now)
+                self._fail(worker, f"has not called hvd.init() within --start-timeout {late:g} s", now, 1)
             elif code == 0 and worker.generation == self.generation:
                 self.workers.remove(worker)
                 self._done = self._done or worker
             elif code is not None:
-                self._fail(worker, worker.process.describe_end(), now)
+                self._fail(worker, worker.process.describe_end(), now, code)
 
-    def _fail(self, worker: Worker, how: str, now: float) -> None:
+    def _fail(self, worker: Worker, how: str, now: float, code: int) -> None:
         self.workers.remove(worker)
         was_in = worker.generation == self.generation >= 0
         if worker.leaving and not was_in:
             return
         text = f"{worker.name} {how}"
         self._failures.append(text)
+        self.first_end = self.first_end or describe_failed_process(f"{worker.host}[{worker.slot}]", code)
         seconds = self._pool.fail(worker.host, now)
         duration = "for good" if seconds == math.inf else f"for {seconds:.3g} s"
         report(f"{text}. No worker is started on {worker.host} {duration}.")
@@ -271,10 +277,14 @@ class Driver:
         free = {name: [n for n in range(slots) if (name, n) not in taken] for name, slots in usable.items()}
         room = (options.max_np or sys.maxsize) - sum(not worker.leaving for worker in self.workers)
         hosts = {host.name: host for host in self._hosts}
-        for name, count in fill_hosts({name: len(slots) for name, slots in free.items()}, max(room, 0)).items():
-            for slot in free[name][:count]:
-                self.workers.append(start(self._started, hosts[name], slot, options, self.command, self._address))
-                self._started += 1
+        filled = fill_hosts({name: len(slots) for name, slots in free.items()}, max(room, 0))
+        places = [(name, slot) for name, count in filled.items() for slot in free[name][:count]]
+        new = [Candidate(number, *place) for number, place in enumerate(places, self._started)]
+        expected = assign_ranks([*(worker.candidate for worker in self.workers if not worker.leaving), *new])
+        for each in new:
+            rank = expected[each.number]
+            self.workers.append(start(each, hosts[each.host], rank, options, self.command, self._address))
+        self._started += len(new)
 
     def _notify_of_hosts(self) -> None:
         """Notify a generation once: some workers must leave it, or all new workers are ready to join."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from tutti.horovod.errors import describe_failed_process
 from tutti.horovod.run.arguments import StaticOptions
 from tutti.launch.hosts import Slot, Ssh, check_hosts, is_local, rendezvous_address
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals, wait_for_any
@@ -26,8 +27,7 @@ class FailedRank:
         """Return our sentence, then the one that users of Horovod search for."""
         return (
             f"rank {self.rank} on host {self.host} {self.text}; the other ranks were ended.\n"
-            "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
-            f"terminated. The first process to do so was:\nProcess name: {self.rank}\nExit code: {self.code}"
+            f"{describe_failed_process(self.rank, self.code)}"
         )
 
 
@@ -95,17 +95,8 @@ def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(slot: Slot, address: str, port: int, interfaces: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables of one rank: its position, and the address of rank 0's store."""
     variables = {
-        "HOROVOD_RANK": slot.rank,
-        "HOROVOD_SIZE": slot.size,
-        "HOROVOD_LOCAL_RANK": slot.local_rank,
-        "HOROVOD_LOCAL_SIZE": slot.local_size,
-        "HOROVOD_CROSS_RANK": slot.cross_rank,
-        "HOROVOD_CROSS_SIZE": slot.cross_size,
-        "HOROVOD_HOSTNAME": slot.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
         "RANK": slot.rank,
         "WORLD_SIZE": slot.size,
         "LOCAL_RANK": slot.local_rank,
@@ -113,9 +104,26 @@ def rank_environment(slot: Slot, address: str, port: int, interfaces: Sequence[s
         "GROUP_RANK": slot.node_rank,
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
+    }
+    own = position_environment(slot) | {name: str(value) for name, value in variables.items()}
+    return own | interface_environment(interfaces)
+
+
+def position_environment(slot: Slot) -> dict[str, str]:
+    """Return Horovod's variables of a rank's position; in an elastic job they hold until `hvd.init()` sets new ones."""
+    variables = {
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        "HOROVOD_CROSS_RANK": slot.cross_rank,
+        "HOROVOD_CROSS_SIZE": slot.cross_size,
+        "HOROVOD_HOSTNAME": slot.host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         "PYTHONUNBUFFERED": 1,
     }
-    return {name: str(value) for name, value in variables.items()} | interface_environment(interfaces)
+    return {name: str(value) for name, value in variables.items()}
 
 
 def interface_environment(interfaces: Sequence[str]) -> dict[str, str]:
