@@ -223,6 +223,10 @@ def end_after(store: Any, count: int) -> None:
     store.add("told", 1)
     while store.add("told", 0) < count:
         time.sleep(0.01)
+    if hvd.rank():
+        store.add("left", 1)
+    while hvd.rank() == 0 and store.add("left", 0) < count - 1:  # its process holds the store
+        time.sleep(0.01)
     hvd.shutdown()
 
 

@@ -29,10 +29,10 @@ def offer_horovod() -> str | None:
     spec = find_spec("horovod")
     if spec is None or spec.origin is None:  # not a package, but perhaps a folder of that name
         sys.path.append(str(SITE_FOLDER))
-        install_finder()
-        return None
-    ours = b"tutti" in Path(spec.origin).read_bytes()
-    return None if ours else f"found in {spec.origin}"
+    elif b"tutti" not in Path(spec.origin).read_bytes():
+        return f"found in {spec.origin}"
+    install_finder()
+    return None
 
 
 def run_script(path: str, arguments: list[str], placement: Placement, folder: RunFolder | None) -> None:
