@@ -16,7 +16,7 @@ from tutti.horovod.keras.backends import (
     keras_alone,
     reducescatter,
 )
-from tutti.horovod.keras.optimizer import OptimizerOptions, distribute, load_model_function
+from tutti.horovod.keras.optimizer import DistributionOptions, distribute, load_model_function
 from tutti.horovod.torch.ops import Adasum, Average, Sum, init, shutdown
 
 
@@ -33,7 +33,7 @@ def DistributedOptimizer(
     groups: Any = None,
 ) -> Any:
     """Return an optimizer of the same class with the same state, whose steps use gradients reduced over ranks."""
-    return distribute(optimizer, OptimizerOptions.from_arguments(locals()), name)
+    return distribute(optimizer, DistributionOptions.from_arguments(locals()), name)
 
 
 def optimizer_of_tensorflow(
@@ -53,7 +53,7 @@ def optimizer_of_tensorflow(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Return the same optimizer, with the arguments of horovod.tensorflow.keras."""
-    return distribute(optimizer, OptimizerOptions.from_arguments(locals()), name)
+    return distribute(optimizer, DistributionOptions.from_arguments(locals()), name)
 
 
 def PartialDistributedOptimizer(
@@ -73,7 +73,7 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Return a distributed optimizer that keeps the gradients of some layers local to each rank."""
-    made = distribute(optimizer, OptimizerOptions.from_arguments(locals()), name)
+    made = distribute(optimizer, DistributionOptions.from_arguments(locals()), name)
     for variable in trained_in(local_layers):
         made.register_local_var(variable)
     return made

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerOptions(ReductionOptions):
+class DistributionOptions(ReductionOptions):
     """How an optimizer of Keras reduces gradients, and after how many backward passes."""
 
     backward_passes_per_step: int = 1
@@ -46,7 +46,7 @@ class OptimizerOptions(ReductionOptions):
 class Distribution:
     """The state of one distributed optimizer; `counter` is the number of backward passes since the last step."""
 
-    def __init__(self, options: OptimizerOptions, backend: Backend) -> None:
+    def __init__(self, options: DistributionOptions, backend: Backend) -> None:
         self.options, self.backend = options, backend
         self.local_variables: set[int] = set()
         self.counter: Any = 0
@@ -74,7 +74,7 @@ class Distribution:
         return self.options.backward_passes_per_step > 1
 
 
-def distribute(optimizer: Any, options: OptimizerOptions, name: str | None = None) -> Any:
+def distribute(optimizer: Any, options: DistributionOptions, name: str | None = None) -> Any:
     """Return a distributed optimizer of the same class with the same settings and state."""
     if patches.is_distributed(optimizer):
         raise ValueError(f"{type(optimizer).__name__} is distributed already: expected the optimizer it was made from.")
@@ -103,7 +103,7 @@ def distribute(optimizer: Any, options: OptimizerOptions, name: str | None = Non
 class _DistributedKerasOptimizer:
     """The base class that precedes the class of an optimizer, for all versions of Keras."""
 
-    _options: OptimizerOptions
+    _options: DistributionOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -188,7 +188,7 @@ def _remade(optimizer: Any, kind: Any, name: str | None) -> Any:
     return made
 
 
-def _distribute_keras_2(optimizer: Any, options: OptimizerOptions, name: str | None = None) -> Any:
+def _distribute_keras_2(optimizer: Any, options: DistributionOptions, name: str | None = None) -> Any:
     """Return a distributed optimizer of the same class with the same settings and state."""
     kind = type(optimizer)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_options": options}
@@ -288,7 +288,7 @@ def _with_distributed_optimizer(model: Any, filepath: Any, compression: Any) -> 
             f"{filepath} holds a model without an optimizer: expected one that was compiled before it was saved. "
             "Load it with keras.models.load_model, and compile it with hvd.DistributedOptimizer(...)."
         )
-    optimizer = distribute(model.optimizer, OptimizerOptions(compression=compression))
+    optimizer = distribute(model.optimizer, DistributionOptions(compression=compression))
     if not is_legacy(optimizer) and str(filepath).endswith((".h5", ".hdf5")):
         _read_state(optimizer, model, filepath)
     elif is_legacy(optimizer):

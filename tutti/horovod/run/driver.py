@@ -96,11 +96,7 @@ def start(
     if here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(host.slots, environment))
     environment |= interface_environment(options.network_interfaces) | position_environment(expected)
-    environment |= {
-        ELASTIC_VARIABLE: "1",
-        ADDRESS_VARIABLE: f"{address}:{driver[1]}",
-        WORKER_VARIABLE: str(number),
-    }
+    environment |= {ELASTIC_VARIABLE: "1", ADDRESS_VARIABLE: f"{address}:{driver[1]}", WORKER_VARIABLE: str(number)}
     environment |= options.secret.environment()
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)

@@ -272,9 +272,9 @@ def DistributedOptimizer(
             "Expected tf.keras.optimizers.Optimizer or tf.compat.v1.train.Optimizer."
         )
     refuse_adasum(op)
-    from tutti.horovod.keras.optimizer import OptimizerOptions, distribute
+    from tutti.horovod.keras.optimizer import DistributionOptions, distribute
 
-    return distribute(optimizer, OptimizerOptions.from_arguments(arguments), name)
+    return distribute(optimizer, DistributionOptions.from_arguments(arguments), name)
 
 
 class _DistributedGraphOptimizer(tf.compat.v1.train.Optimizer):
