@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from tutti.horovod.errors import describe_failed_process
@@ -81,26 +80,23 @@ class Worker:
         return Candidate(self.number, self.host, self.slot, self.generation, self.rank, self.has_state)
 
 
-def start(
-    candidate: Candidate,
-    host: Host,
-    expected: Slot,
-    options: ElasticOptions,
-    command: Sequence[str],
-    driver: tuple[str, int],
-) -> Worker:
-    """Start a worker, which connects to the driver at an address and port; it has its expected rank until `init`."""
-    number, slot, here = candidate.number, candidate.slot, is_local(host.name)
-    address = address_for(host.name, driver[0])
+def start(driver: "Driver", candidate: Candidate, host: Host, expected: Slot) -> Worker:
+    """Start a worker, which connects to the driver; it has its expected rank until `init`."""
+    number, slot, here, options = candidate.number, candidate.slot, is_local(host.name), driver.options
+    address = address_for(host.name, driver.address[0])
     environment = without_launchers(options.environment or os.environ)
     if here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(host.slots, environment))
     environment |= interface_environment(options.network_interfaces) | position_environment(expected)
-    environment |= {ELASTIC_VARIABLE: "1", ADDRESS_VARIABLE: f"{address}:{driver[1]}", WORKER_VARIABLE: str(number)}
+    environment |= {
+        ELASTIC_VARIABLE: "1",
+        ADDRESS_VARIABLE: f"{address}:{driver.address[1]}",
+        WORKER_VARIABLE: str(number),
+    }
     environment |= options.secret.environment()
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
-    process = HostProcess(f"worker {number}", host.name, command, environment, output, ssh)
+    process = HostProcess(f"worker {number}", host.name, driver.command, environment, output, ssh)
     if options.verbose:
         print(f"elastic driver: worker {number} is started on {host.name}, slot {slot}.", file=sys.stderr, flush=True)
     return Worker(number, host.name, slot, process, output, time.monotonic())
@@ -158,7 +154,7 @@ class Driver:
         address = listening_address(names, interfaces, others_may_come=script is not None)
         self._store = hold_store(address)
         self._server = WorkerServer(self.options.secret)
-        self._address = address, self._server.start(listen(0, address))  # "" for all addresses
+        self.address = address, self._server.start(listen(0, address))  # "" for all addresses
 
     def run(self) -> int:
         """Run the job to its end; return its exit code."""
@@ -278,8 +274,7 @@ class Driver:
         new = [Candidate(number, *place) for number, place in enumerate(places, self._started)]
         expected = assign_ranks([*(worker.candidate for worker in self.workers if not worker.leaving), *new])
         for each in new:
-            rank = expected[each.number]
-            self.workers.append(start(each, hosts[each.host], rank, options, self.command, self._address))
+            self.workers.append(start(self, each, hosts[each.host], expected[each.number]))
         self._started += len(new)
 
     def _notify_of_hosts(self) -> None:
