@@ -176,7 +176,7 @@ def check_table(sizes: list[Size], shown: Shown) -> None:
         assert row["speed-up"].split()[0] == f"{speedup:.2f}"
         assert row["efficiency"].split()[0] == f"{100 * speedup * first.ranks / size.ranks:.1f}%"
         assert row["exposed communication"].split()[0] == f"{100 * size.communication:.1f}%"
-        number, unit = row["a step"].split()
+        number, unit = row["step time"].split()
         assert float(number) * _UNITS[unit] == pytest.approx(batch / size.speed, rel=6e-3)
 
 
@@ -188,7 +188,7 @@ def check_points(sizes: list[Size], shown: Shown) -> None:
         row = shown.points[run.id]
         assert (row["state"], row["ranks"], row["windows"]) == ("finished", str(run.ranks), str(len(run.steps)))
         assert row["samples/s"] == f"{run.speed:,.0f}"
-        assert row["least to largest"] == f"{min(run.speeds):,.0f} to {max(run.speeds):,.0f}"
+        assert row["range"] == f"{min(run.speeds):,.0f} to {max(run.speeds):,.0f}"
         assert row["communication"] == f"{100 * run.share('communication'):.1f}%"
 
 

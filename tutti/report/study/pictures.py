@@ -37,7 +37,7 @@ def _draw(chart: Chart, x: ChartAxis, path: Path, is_other: bool) -> list[Path]:
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
     rows = math.ceil(len(panels) / columns)
     bars = len(chart.curves[0].x) if chart.kind == "bars" else 0
-    size = (max(6.4, 0.9 * bars), 4.2) if columns == 1 else (1.4 + 3.2 * columns, 0.9 + 2.5 * rows)
+    size = (max(6.4, 1.15 * bars), 4.2) if columns == 1 else (1.4 + 3.2 * columns, 0.9 + 2.5 * rows)
     figure, grid = plt.subplots(
         rows, columns, figsize=size, layout="constrained", sharex=columns > 1, sharey=columns > 1, squeeze=False
     )
