@@ -83,16 +83,12 @@ class Worker:
 def start(driver: "Driver", candidate: Candidate, host: Host, expected: Slot) -> Worker:
     """Start a worker, which connects to the driver; it has its expected rank until `init`."""
     number, slot, here, options = candidate.number, candidate.slot, is_local(host.name), driver.options
-    address = address_for(host.name, driver.address[0])
+    address = f"{address_for(host.name, driver.address[0])}:{driver.address[1]}"
     environment = without_launchers(options.environment or os.environ)
     if here:
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(host.slots, environment))
     environment |= interface_environment(options.network_interfaces) | position_environment(expected)
-    environment |= {
-        ELASTIC_VARIABLE: "1",
-        ADDRESS_VARIABLE: f"{address}:{driver.address[1]}",
-        WORKER_VARIABLE: str(number),
-    }
+    environment |= {ELASTIC_VARIABLE: "1", ADDRESS_VARIABLE: address, WORKER_VARIABLE: str(number)}
     environment |= options.secret.environment()
     output = RankOutput(number, _NUMBERS, options.output_filename, options.prefix_timestamp)
     ssh = Ssh(options.ssh_port, options.ssh_identity_file)
