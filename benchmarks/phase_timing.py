@@ -58,7 +58,7 @@ def be_rank(args: argparse.Namespace) -> None:
     set_threads(config.runtime, placement)
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
-    watch = Watch(placement, group.store, group.hosts, config.runtime)
+    watch = Watch(placement, group.hub, group.hosts, config.runtime)
     runs = {}
     for phases in ("on", "off"):
         folder = RunFolder(args.result.parent / phases)

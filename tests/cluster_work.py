@@ -10,6 +10,7 @@ from pathlib import Path
 from tutti.ranks.environments import discover, slurm
 from tutti.ranks.placement import Placement
 from tutti.ranks.rendezvous import rendezvous_ports
+from tutti.ranks.store import start_secret
 
 
 def tell(**found: object) -> None:
@@ -52,9 +53,9 @@ def mistakes() -> None:
 
 def stranger() -> None:
     """Sit on the first two ports of this job's first step, once in silence and once as a babbler, until killed."""
-    key = slurm.read(os.environ | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}).key
-    assert key
-    servers = [socket.create_server(("", port)) for port in rendezvous_ports(key)[:2]]
+    placement = slurm.read(os.environ | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"})
+    assert placement.key and placement.world_size > 1
+    servers = [socket.create_server(("", port)) for port in rendezvous_ports(start_secret(placement))[:2]]
     Path(sys.argv[2]).touch()
     while True:
         caller, _ = servers[1].accept()

@@ -1,6 +1,7 @@
 """What the tests share: commands run to their end, one thread a rank, and a check that nothing is left behind."""
 
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -33,6 +34,7 @@ LEFT_SECONDS = 60  # within which the kernel has ended the ranks of a launcher t
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks DNS for the names of its peers, 5 s each time
+os.environ.setdefault("TUTTI_SECRET", secrets.token_hex(32))  # nothing is written into the home folder
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has what it starts in its background ignore
 
 

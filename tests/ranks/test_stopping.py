@@ -1,33 +1,53 @@
 """Ranks agree on the last step of a run that stops: none is past it, and all make the steps up to it."""
 
 import itertools
-from collections import deque
-from typing import Any, cast
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from tutti.ranks.hub import Hub
 from tutti.ranks.stop_agreement import StopAgreement
 
 
+class FakeClient:
+    """A rank's end of a hub in the same process, whose messages are delivered one by one."""
+
+    def __init__(self, ranks: "Ranks", rank: int) -> None:
+        self.ranks, self.rank, self.world_size = ranks, rank, ranks.world_size
+
+    def send(self, kind: str, **content: Any) -> None:
+        self.ranks.sent[self.rank] += 1
+        self.ranks.messages.append((None, {"kind": kind, "from": self.rank} | content))
+
+
 class Ranks:
-    """Ranks of one process whose messages are delivered one by one."""
+    """A hub and its ranks in one process."""
 
     def __init__(self, world_size: int) -> None:
-        self.messages: deque[tuple[int, str, tuple[Any, ...]]] = deque()
-        self.each = [StopAgreement(cast(Any, self), rank, world_size) for rank in range(world_size)]
+        self.world_size = world_size
+        self.messages: deque[tuple[int | None, dict[str, Any]]] = deque()  # to a rank, or to the hub
+        self.sent: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self.hub = Hub(world_size, self._distribute)
+        for rank in range(world_size):
+            self.hub.join(rank, "host")
+        self.each = [StopAgreement(FakeClient(self, rank)) for rank in range(world_size)]  # pyright: ignore
 
-    def send(self, rank: int, kind: str, *content: Any) -> None:
-        self.messages.append((rank, kind, content))
-
-    def send_all(self, kind: str, *content: Any) -> None:
-        for rank in range(len(self.each)):
-            self.send(rank, kind, *content)
+    def _distribute(self, ranks: Iterable[int] | None, kind: str, content: dict[str, Any]) -> None:
+        for rank in range(self.world_size) if ranks is None else ranks:
+            self.received[rank] += 1
+            self.messages.append((rank, {"kind": kind} | content))
 
     def deliver(self) -> None:
         """Deliver all messages, and those that follow from them."""
         while self.messages:
-            rank, kind, content = self.messages.popleft()
-            getattr(self.each[rank], f"on_{kind}")(*content)
+            rank, message = self.messages.popleft()
+            if rank is None:
+                self.hub.receive(message["from"], message)
+            elif message["kind"] in ("stop", "last"):
+                getattr(self.each[rank], f"on_{message['kind']}")(message)
 
 
 @pytest.mark.parametrize("begun", list(itertools.permutations((4, 5, 6))))
@@ -48,9 +68,9 @@ def test_nothing_is_decided_before_every_rank_has_told_its_step(monkeypatch: pyt
     ranks = Ranks(3)
     ranks.each[0].goes_on(4)
     ranks.each[0].ask("on SIGTERM")
-    kept = [message for message in ranks.messages if message[0] != 2]  # what is sent to rank 2 is under way for long
-    late = [message for message in ranks.messages if message[0] == 2]
-    ranks.messages = deque(kept)
+    ranks.hub.receive(*_to_hub(ranks))
+    late = [message for message in ranks.messages if message[0] == 2]  # what is sent to rank 2 is under way for long
+    ranks.messages = deque(message for message in ranks.messages if message[0] != 2)
     ranks.deliver()
     assert ranks.each[0].goes_on(5) is None, "no agreement has come about"
     ranks.each[2].goes_on(7)
@@ -58,6 +78,11 @@ def test_nothing_is_decided_before_every_rank_has_told_its_step(monkeypatch: pyt
     ranks.deliver()
     assert [stopping.goes_on(7) for stopping in ranks.each] == [True] * 3
     assert [stopping.goes_on(8) for stopping in ranks.each] == [False] * 3
+
+
+def _to_hub(ranks: Ranks) -> tuple[int, dict[str, Any]]:
+    _, message = ranks.messages.popleft()
+    return message["from"], message
 
 
 def test_a_run_is_stopped_once_by_the_first_reason() -> None:
@@ -68,3 +93,29 @@ def test_a_run_is_stopped_once_by_the_first_reason() -> None:
     ranks.each[1].ask("on SIGTERM")
     assert not ranks.messages
     assert [stopping.reason for stopping in ranks.each] == ["on SIGUSR1"] * 2
+
+
+def test_however_many_ranks_are_signalled_each_sends_and_receives_two_messages_at_most() -> None:
+    ranks = Ranks(300)
+    for stopping in ranks.each:
+        stopping.goes_on(4)
+        stopping.ask("on SIGTERM")
+        stopping.ask("on SIGTERM")
+    ranks.deliver()
+    assert set(ranks.sent.values()) == {2} and set(ranks.received.values()) == {2}
+    assert [stopping.goes_on(5) for stopping in ranks.each] == [False] * 300
+
+
+def test_a_rank_that_has_left_is_not_waited_for() -> None:
+    ranks = Ranks(3)
+    ranks.hub.receive(2, {"kind": "leave"})
+    ranks.each[0].goes_on(4)
+    ranks.each[0].ask("on SIGTERM")
+    ranks.messages = deque(message for message in ranks.messages if message[0] != 2)
+    while ranks.messages:
+        rank, message = ranks.messages.popleft()
+        if rank is None:
+            ranks.hub.receive(message["from"], message)
+        elif rank != 2:
+            getattr(ranks.each[rank], f"on_{message['kind']}")(message)
+    assert [stopping.goes_on(5) for stopping in ranks.each[:2]] == [False] * 2

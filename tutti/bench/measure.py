@@ -145,7 +145,9 @@ def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
     conditions = (str(session.device), config.precision, torch.get_num_threads())
     if conditions not in _ceilings:
         session.group.sum(torch.zeros(1))
-        _ceilings[conditions] = tuple(session.group.gather(measure_ceilings(session.device, config.precision)))
+        _ceilings[conditions] = tuple(
+            session.group.gather(measure_ceilings(session.device, config.precision), Ceilings)
+        )
     return _ceilings[conditions]
 
 
@@ -161,7 +163,7 @@ def _count(session: Session, workload: Workload, log: _Log) -> Work | None:
         )
     except (RuntimeError, TuttiError) as error:
         log.notes.append(f"the work of a step could not be counted: {error}")
-    return session.group.from_first(work)
+    return session.group.from_first(work, Work | None)
 
 
 def _assemble(
@@ -175,7 +177,7 @@ def _assemble(
     work: Work | None,
     ceilings: tuple[Ceilings, ...],
 ) -> Measurement:
-    logs: list[_Log] = session.group.gather(log)
+    logs: list[_Log] = session.group.gather(log, _Log)
     notes = [f"rank {rank}: {note}" if rank else note for rank, each in enumerate(logs) for note in each.notes]
     return Measurement(
         name=name,

@@ -197,7 +197,7 @@ def tune(
 
 def _choose(session: Session, search: GreedySearch, budget: Budget) -> Suggestion | None:
     """The next change, chosen by rank 0: clocks and processors of other ranks may differ."""
-    return session.group.from_first(None if budget.is_spent else search.next())
+    return session.group.from_first(None if budget.is_spent else search.next(), Suggestion | None)
 
 
 def _try(

@@ -9,22 +9,25 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tutti.errors import LaunchError
+from tutti.ranks.secret import ForgedContent, Secret
 from tutti.runs.files import to_dataclass
 
 Kind = TypeVar("Kind")
 
 
 class StoreExchange:
-    """Values by key; a value that does not arrive in time is None."""
+    """Values by key, signed; a value that does not arrive in time is None."""
 
-    def __init__(self, store: dist.Store, rank: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, secret: Secret) -> None:
         self._store = store
         self.rank = rank
+        self._secret = secret
 
     def put(self, key: str, value: Any) -> None:
         """Set a value: plain values, or dataclasses of them."""
         try:
-            self._store.set(key, json.dumps(value, default=dataclasses.asdict))
+            signed = self._secret.sign(json.dumps(value, default=dataclasses.asdict).encode(), f"doctor {key}")
+            self._store.set(key, signed)  # pyright: ignore[reportArgumentType]
         except dist.DistError as error:
             raise _gone(error) from error
 
@@ -40,7 +43,9 @@ class StoreExchange:
                 self._store.wait(wanted, timedelta(seconds=seconds))
             except dist.DistStoreError:
                 wanted = [key for key in wanted if self._store.check([key])]
-            return {key: json.loads(self._store.get(key)) for key in wanted}
+            return {key: json.loads(self._secret.verify(self._store.get(key), f"doctor {key}")) for key in wanted}
+        except ForgedContent as error:
+            raise LaunchError(f"a stranger writes into the store of this job: {error}. Start it again.") from error
         except dist.DistError as error:
             raise _gone(error) from error
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from tutti.doctor.plan import LinkPlan, check_addresses, make_plan, name_hosts_a
 from tutti.doctor.report import DoctorReport, write_record
 from tutti.errors import LaunchError
 from tutti.ranks.placement import Placement
-from tutti.ranks.store import connect_store
+from tutti.ranks.store import meet, start_secret
 
 WAIT_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
@@ -40,8 +38,11 @@ def examine(
     placement: Placement, config: RunConfig | None, folder: Path, wait_seconds: float = WAIT_SECONDS
 ) -> DoctorReport | None:
     """Run all checks as one of the ranks; rank 0 returns the report."""
-    store = connect_store(placement, wait_seconds)
-    return _examine(placement, config, folder, store, wait_seconds, quick=False)[1]
+    meeting = meet(placement, wait_seconds)
+    try:
+        return _examine(placement, config, folder, meeting.store, wait_seconds, quick=False)[1]
+    finally:
+        meeting.hub.close()
 
 
 def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist.Store | None = None) -> None:
@@ -50,10 +51,14 @@ def preflight(placement: Placement, config: RunConfig, folder: Path, store: dist
     With the store of the rendezvous, the ranks need no second one.
     """
     seconds = config.runtime.start_timeout_seconds
-    met = store or connect_store(placement, seconds)
-    faults, report = _examine(placement, config, folder, met, seconds, quick=True)
-    if store is None and placement.rank and not faults:
-        _wait_for_end(met)
+    own = None if store else meet(placement, seconds)
+    try:
+        met = own.store if own else store
+        assert met is not None
+        faults, report = _examine(placement, config, folder, met, seconds, quick=True)
+    finally:
+        if own:
+            own.hub.close()
     if report:
         with contextlib.suppress(OSError):  # that the folder cannot be written is among the faults
             write_record(report, folder / "doctor.json")
@@ -70,8 +75,9 @@ def _examine(
 ) -> tuple[list[str], DoctorReport | None]:
     """The faults on every rank, and the report on rank 0."""
     begin = time.monotonic()
-    exchange = StoreExchange(dist.PrefixStore("doctor", store), placement.rank)
-    secret = _share_secret(exchange, wait_seconds)
+    own_secret = start_secret(placement)
+    exchange = StoreExchange(dist.PrefixStore("doctor", store), placement.rank, own_secret)
+    secret = own_secret.key("links").hex()
     address, interface = own_address(placement, exchange, wait_seconds)
     server = Server(address, secret) if address and placement.local_rank == 0 else None
     try:
@@ -87,27 +93,6 @@ def _examine(
     finally:
         if server:
             server.close()
-
-
-def _wait_for_end(store: dist.Store) -> None:
-    """Wait until rank 0 has closed its store, so that no rank connects to it instead of the next one at this port."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return
-    deadline = time.monotonic() + 2 * _LEAVE_SECONDS
-    with contextlib.suppress(dist.DistError):
-        while time.monotonic() < deadline:
-            store.check(["closed"])
-            time.sleep(0.01)
-
-
-def _share_secret(exchange: StoreExchange, seconds: float) -> str:
-    """A random secret that only the ranks of this job know."""
-    if exchange.rank == 0:
-        exchange.put("secret", secrets.token_hex(16))
-    secret = exchange.take("secret", seconds)
-    if secret is None:
-        raise LaunchError(f"no answer from rank 0 for {seconds:g} s. Does it run the same version of tutti?")
-    return secret
 
 
 def _lead(

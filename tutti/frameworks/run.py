@@ -21,9 +21,7 @@ from tutti.errors import CheckpointError, TuttiError
 from tutti.frameworks.feed import CPU
 from tutti.frameworks.machine import prepare
 from tutti.horovod import basics
-from tutti.horovod.torch import ops
 from tutti.horovod.torch.collectives import Sum, allreduce_
-from tutti.horovod.torch.functions import allgather_object, broadcast_object
 from tutti.ranks.device import bind_rank
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, RankCheck
 from tutti.ranks.placement import Placement
@@ -36,22 +34,15 @@ if TYPE_CHECKING:  # imports Keras, which is set up first
 
 
 class EngineGroup(Group):
-    """A group whose exchanges are matched by name with those of all ranks, beside gradients that are under way."""
+    """A group whose sums are matched by name with those of all ranks, beside gradients that are under way."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, timeout_seconds: float) -> None:
         self.placement = placement
         self.rank = placement.rank
         self.world_size = placement.world_size
-        self.store, self.hosts = basics.joined().store, basics.joined().hosts
-
-    def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
-        ops.barrier()
-
-    def gather(self, item: Any) -> list[Any]:
-        return allgather_object(item, name="run.gather")
-
-    def from_first(self, item: Any) -> Any:
-        return broadcast_object(item, 0, name="run.from_first")
+        joined = basics.joined()
+        self.hub, self.store, self.hosts = joined.hub, joined.store, joined.hosts
+        self.timeout_seconds = timeout_seconds
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         total = values.detach().to("cpu", torch.float64)
@@ -66,7 +57,7 @@ def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
     """Meet the other ranks, or name those that are missing at the deadline."""
     os.environ.setdefault("HOROVOD_START_TIMEOUT", str(config.start_timeout_seconds))
     basics.init()
-    return EngineGroup(placement)
+    return EngineGroup(placement, config.timeout_seconds)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from tutti.horovod.engine.execute import Members, form
 from tutti.horovod.engine.messages import (
     GLOBAL_SET,
     Channel,
-    Connections,
+    HubChannel,
     Kind,
     LocalChannel,
-    StoreChannel,
     TensorRequest,
 )
 from tutti.horovod.errors import NOT_INITIALIZED, HorovodInternalError
@@ -57,7 +56,6 @@ class HorovodJob:
 log = logging.getLogger("tutti.horovod")
 _job: HorovodJob | None = None
 _group: Group | None = None  # kept from one init to the next: torch can start it only once
-_connections: Connections | None = None
 _broken = False  # the connections of torch's process group are
 _generation = 0
 _changing = threading.Lock()  # process sets change one at a time
@@ -117,7 +115,7 @@ global_process_set = _make_global_set()
 
 def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the other ranks, which the launcher determines and not a communicator; a second call does nothing."""
-    global _job, _group, _connections, _generation
+    global _job, _group, _generation
     if _job is not None:
         return
     if _broken:
@@ -141,8 +139,7 @@ def init(comm: Sequence[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     size, rank = placement.world_size, placement.rank
     channel: Channel = LocalChannel()
     if size > 1:
-        _connections = _connections or Connections(_group.store, coordinates=rank == 0)
-        channel = StoreChannel(_connections, _generation, rank)
+        channel = HubChannel(_group.hub, _generation, rank)
     static = list(process_sets or [])
     problem: ValueError | None = None
     try:
@@ -189,7 +186,7 @@ def joined() -> Group:
 
 def shutdown() -> None:
     """End the job on all ranks; it is safe to call without a job."""
-    global _job, _group, _connections, _broken, _generation
+    global _job, _group, _broken, _generation
     if _job is None:
         return
     ended, _job = _job, None
@@ -200,14 +197,14 @@ def shutdown() -> None:
         for number, members in ended.engine.sets.items():
             if number != GLOBAL_SET and members.place >= 0:
                 dist.destroy_process_group(members.group)
-    else:
-        _connections = None  # a thread may still wait on them
     for each in ended.sets:
         each.process_set_id = None
     global_process_set.ranks = None
     if is_driven():
         close_group(whole and not _broken)
-        _group, _connections, _broken, _generation = None, None, False, 0
+        if _group is not None:
+            _group.hub.close(0.0)
+        _group, _broken, _generation = None, False, 0
 
 
 def add_process_set(process_set: Any) -> ProcessSet:
@@ -279,6 +276,8 @@ def _leave() -> None:
     if whole and not _broken and dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
+    if _group is not None:
+        _group.hub.close(0.0)
 
 
 def job() -> HorovodJob:

@@ -79,7 +79,7 @@ def share_memory(group: Group, most_bytes: int) -> HostMemory | None:
     """Opens memory shared by all ranks; None if they are on several hosts or /dev/shm cannot be used."""
     if group.placement.world_size != group.placement.local_size:
         return None
-    folder = group.from_first(_make_folder(most_bytes) if group.is_first else None)
+    folder = group.from_first(_make_folder(most_bytes) if group.is_first else None, Path | None)
     if not all(group.gather(folder is not None and folder.is_dir())):
         return None
     assert folder is not None

@@ -1,5 +1,7 @@
 """The process group of a run: ranks join it, wait for each other and agree, always with a deadline."""
 
+import dataclasses
+import json
 import platform
 import time
 import warnings
@@ -7,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +19,11 @@ from tutti.config.schema import RuntimeConfig
 from tutti.errors import TuttiError
 from tutti.ranks.cores import Binding
 from tutti.ranks.device import bind_rank, choose_device, set_determinism, set_threads
+from tutti.ranks.hub_client import HubClient
 from tutti.ranks.interfaces import choose_interface
 from tutti.ranks.placement import Placement
-from tutti.ranks.store import connect_store, wait_for_all
+from tutti.ranks.store import meet
+from tutti.runs.files import to_dataclass
 
 RankCheck = Callable[[], None]  # of one rank, before it meets the others
 PreflightCheck = Callable[[dist.Store | None], None]  # of all ranks; given their store, if they have met
@@ -27,16 +32,16 @@ _LAST_TENSORS_SECONDS = 0.02
 
 
 class Group:
-    """A joined process group; `leave` ends it."""
+    """A joined process group; `leave` ends it. What ranks exchange here is plain data, and goes through the hub."""
 
-    def __init__(self, placement: Placement, store: dist.Store, timeout_seconds: float) -> None:
+    def __init__(self, placement: Placement, hub: HubClient, store: dist.Store, timeout_seconds: float) -> None:
         self.placement = placement
         self.rank = placement.rank
         self.world_size = placement.world_size
+        self.hub = hub
         self.store = store
         self.timeout_seconds = timeout_seconds
         self.hosts: list[str] = []  # of all ranks, in their order
-        self._barriers = 0
 
     @property
     def is_first(self) -> bool:
@@ -44,35 +49,33 @@ class Group:
 
     def barrier(self, what: str, timeout_seconds: float | None = None) -> None:
         """Wait for all ranks; the error at the deadline names those that are missing."""
-        self._barriers += 1
-        seconds = timeout_seconds or self.timeout_seconds
-        wait_for_all(self.store, self.rank, self.world_size, f"barrier/{self._barriers}", what, seconds)
+        self.hub.meet(what, timeout_seconds or self.timeout_seconds)
 
     def agree(self, error: TuttiError | None) -> None:
         """Return if no rank has an error; otherwise all ranks raise the same one, which names the ranks that had it."""
-        found = self.gather(None if error is None else (type(error), str(error), platform.node()))
-        failed: list[tuple[int, type[TuttiError], str, str]] = [(r, *item) for r, item in enumerate(found) if item]
-        if not failed:
+        own = None if error is None else [type(error).__name__, str(error), platform.node()]
+        count, *found = self.hub.meet("an agreement of all ranks", self.timeout_seconds, own, "some")
+        if not count:
             return
-        kind, texts = failed[0][1], list(dict.fromkeys(text for _, _, text, _ in failed))
-        if len(failed) == self.world_size and len(texts) == 1:
+        kind, texts = _error_class(found[0][1][0]), list(dict.fromkeys(text for _, (_, text, _) in found))
+        if count == self.world_size and len(texts) == 1:
             agreed = kind(texts[0])
         else:
-            agreed = kind("\n".join(f"rank {rank} on host {host}: {text}" for rank, _, text, host in failed))
+            more = [f"and {count - len(found)} more ranks"] if count > len(found) else []
+            agreed = kind("\n".join([*(f"rank {rank} on host {h}: {text}" for rank, (_, text, h) in found), *more]))
         agreed.agreed = True
         raise agreed
 
-    def gather(self, item: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of ranks."""
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, item)
-        return found
+    def gather(self, item: Any, kind: Any = None) -> list[Any]:
+        """Return the items of all ranks, in the order of ranks: plain values, or instances of a dataclass `kind`."""
+        found = self.hub.meet("an exchange of all ranks", self.timeout_seconds, _plain(item), "all")
+        return found if kind is None else [to_dataclass(each, kind) for each in found]
 
-    def from_first(self, item: Any) -> Any:
-        """Return the object of rank 0 on every rank."""
-        box = [item]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+    def from_first(self, item: Any, kind: Any = None) -> Any:
+        """Return the item of rank 0 on every rank: plain values, or an instance of a dataclass `kind`."""
+        own = _plain(item) if self.is_first else None
+        [found] = self.hub.meet("a message of rank 0", self.timeout_seconds, own, "first")
+        return found if kind is None else to_dataclass(found, kind)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, on the CPU in double precision; every rank must call this."""
@@ -86,6 +89,30 @@ class Group:
         self.barrier("the end of the run")
         release_tensors()
         dist.destroy_process_group()
+        self.hub.close()
+
+
+def _plain(item: Any) -> Any:
+    """Return an item as other ranks receive it."""
+    return json.loads(json.dumps(item, default=_simplify))
+
+
+def _simplify(item: Any) -> Any:
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return dataclasses.asdict(item)
+    if isinstance(item, set | frozenset):
+        return sorted(item)
+    if isinstance(item, Path):
+        return str(item)
+    raise TypeError(f"ranks exchange plain data: expected no {type(item).__name__}")
+
+
+def _error_class(name: str) -> type[TuttiError]:
+    """Return the class of an error of another rank, by its name."""
+    known = [TuttiError]
+    for each in known:
+        known += each.__subclasses__()
+    return next((each for each in known if each.__name__ == name), TuttiError)
 
 
 def drop_group() -> None:
@@ -116,19 +143,22 @@ def join(
     """
     backend = "cpu:gloo,cuda:nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     seconds = config.start_timeout_seconds
-    store = connect_store(placement, seconds)
-    wait_for_all(store, placement.rank, placement.world_size, "here", "the start of the run", seconds)
-    examine(store)
-    choose_interface(placement, store, seconds)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
-        rank=placement.rank,
-        world_size=placement.world_size,
-        timeout=timedelta(seconds=config.timeout_seconds),
-    )
-    group = Group(placement, dist.PrefixStore("tutti", store), config.timeout_seconds)
-    group.hosts = group.gather(platform.node())
+    meeting = meet(placement, seconds)
+    group = Group(placement, meeting.hub, meeting.store, config.timeout_seconds)
+    try:
+        group.hosts = meeting.hub.meet("the start of the run", seconds, platform.node(), "all")
+        examine(meeting.store)
+        choose_interface(placement, meeting.hub, seconds)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", meeting.store),
+            rank=placement.rank,
+            world_size=placement.world_size,
+            timeout=timedelta(seconds=config.timeout_seconds),
+        )
+    except BaseException:
+        meeting.hub.close()
+        raise
     return group
 
 
@@ -180,4 +210,5 @@ def joined(
         group.leave()
     except BaseException:
         drop_group()
+        group.hub.close()
         raise

@@ -1,7 +1,7 @@
 """Hang detection and stopping: threads beside the one that trains, on every rank.
 
 They notice a request to stop, and have all ranks agree on the step after which the run stops. They notice a wait that
-does not end, and have all ranks report where they are. Ranks exchange these messages through the store, never through
+does not end, and have all ranks report where they are. Ranks exchange these messages through the hub, never through
 collectives, which may be what hangs.
 """
 
@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-import torch.distributed as dist
-
 from tutti.config.schema import RuntimeConfig
 from tutti.errors import (
     Cause,
@@ -31,9 +29,11 @@ from tutti.errors import (
     summarise_error,
 )
 from tutti.ranks.failures import end_rank, is_consequence
+from tutti.ranks.hub import allow_seconds
+from tutti.ranks.hub_client import Handler, HubClient
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import HangFinding, Position, find_missing, stack_of
-from tutti.ranks.stop_agreement import MessageQueues, StopAgreement
+from tutti.ranks.positions import Position, find_missing, stack_of
+from tutti.ranks.stop_agreement import StopAgreement
 from tutti.ranks.time_limit import allocation_end
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
@@ -42,35 +42,30 @@ from tutti.runs.step_parts import StepPart
 
 ANSWER_SECONDS = 4.0  # how long a rank may take to report its position
 QUICK_ANSWER_SECONDS = 1.0  # when a rank is known to have ended
-_VERDICT_SECONDS = 20.0
+_VERDICT_SECONDS = 20.0  # for the hub to conclude from the answers
 _FAILURE_SECONDS = 0.5  # how long the message of a failing rank may take when its connections are already closed
 
 
 class HangSearch:
     """Finds the ranks that the others wait for, and distributes the failure of a rank to all."""
 
-    def __init__(
-        self, queues: MessageQueues, rank: int, hosts: Sequence[str], position: Callable[[], Position], screen: int
-    ) -> None:
-        self.folder: RunFolder | None = None  # where a finding is written, once the run has a folder
-        self.failed: tuple[int, str, int, Cause] | None = None  # another rank, its message, its exit code, its cause
+    def __init__(self, hub: HubClient, hosts: Sequence[str], position: Callable[[], Position], screen: int) -> None:
+        self.folder: RunFolder | None = None  # where rank 0 writes a finding, once the run has a folder
+        self.failed: dict[str, Any] | None = None  # what another rank has reported of its failure
         self.explains = False  # the main thread has returned from its wait and ends this rank itself
-        self._queues = queues
-        self._rank = rank
+        self._hub = hub
+        self._rank = hub.rank
         self._hosts = hosts
         self._position = position
         self._screen = screen
-        self._answers: dict[int, Position] = {}
-        self._answered = threading.Condition()
         self._failure_known = threading.Event()
-        self._verdict: tuple[str, int] | None = None
+        self._verdict: tuple[str, int, int] | None = None
         self._concluded = threading.Event()
 
     def tell_failure(self, error: Exception) -> None:
         """Send the reason of a failure of this rank to all ranks, so that they need not search for it."""
         code = error.exit_code if isinstance(error, TuttiError) else 1
-        with suppress(RuntimeError):
-            self._queues.send_all("failed", self._rank, summarise_error(error), code, cause_of(error))
+        self._hub.send("failed", text=summarise_error(error), exit_code=code, cause=cause_of(error))
 
     def wait_for_failure(self) -> TuttiError | None:
         """Wait for the message of another rank that has failed; returns it as an error of this rank."""
@@ -81,78 +76,74 @@ class HangSearch:
         """Return the failure of another rank as an error of this rank, if one has been received."""
         if self.failed is None:
             return None
-        rank, text, exit_code, cause = self.failed
-        known = TrainingError(f"rank {rank} on host {self._hosts[rank]} failed: {text}")
-        known.exit_code, known.told, known.rank, known.cause = exit_code, True, rank, cause
+        rank, host, text = self.failed["rank"], self.failed["host"], self.failed["text"]
+        known = TrainingError(f"rank {rank} on host {host} failed: {text}")
+        known.exit_code, known.told, known.rank = self.failed["exit_code"], True, rank
+        known.cause = Cause(self.failed["cause"])
         return known
 
     def report(self, what: str, answer_seconds: float) -> TuttiError:
         """Search for the missing ranks; returns the conclusion that all ranks share as an error of this rank."""
         self.explains = True
-        try:
-            first = self._queues.is_first_to("report")
-            if first:
-                self._conclude(what, answer_seconds)
-            self._concluded.wait(_VERDICT_SECONDS)
-        except RuntimeError:
+        self._search(what, answer_seconds)
+        if self._verdict is None and self._hub.ended:
             return RankLost(
-                f"{what}: rank 0 on host {self._hosts[0]}, which holds the store, has ended or is unreachable."
+                f"{what}: rank 0 on host {self._hosts[0]}, which holds the hub, has ended or is unreachable."
             )
         if self._verdict is None:
             return RankLost(f"{what}: no rank could find out who is missing.")
-        text, exit_code = self._verdict
+        text, exit_code, reporter = self._verdict
         error = RankLost(text) if exit_code == RankLost.exit_code else DeadlineError(text)
-        error.told = not first
+        error.told = reporter != self._rank
         return error
 
     def end_all(self, what: str) -> None:
         """Search from the monitor thread while the main thread hangs; the conclusion then ends this rank."""
-        if self.explains:
-            return
-        if self._queues.is_first_to("report"):
-            self._conclude(what, ANSWER_SECONDS, main_hangs=True)
-        self._concluded.wait(_VERDICT_SECONDS)
+        if not self.explains:
+            self._search(what, ANSWER_SECONDS)
+            if self._verdict is None:  # rank 0 has ended, or hangs as a whole
+                lost = f"{what}, and rank 0 on host {self._hosts[0]}, which holds the hub, does not answer."
+                self.on_verdict({"text": lost, "exit_code": RankLost.exit_code, "reporter": self._rank})
 
-    def on_where(self, asker: int) -> None:
-        self._queues.send(asker, "here", self._position())
+    def on_where(self, _: dict[str, Any]) -> None:
+        self._hub.send("here", position=self._position().plain())
 
-    def on_here(self, answer: Position) -> None:
-        with self._answered:
-            self._answers[answer.rank] = answer
-            self._answered.notify()
-
-    def on_failed(self, rank: int, text: str, exit_code: int, cause: str) -> None:
-        if rank != self._rank and self.failed is None:
-            self.failed = (rank, text, exit_code, Cause(cause))
+    def on_failed(self, message: dict[str, Any]) -> None:
+        if message["rank"] != self._rank and self.failed is None:
+            self.failed = message
             self._failure_known.set()
 
-    def on_verdict(self, text: str, exit_code: int, reporter: int) -> None:
-        self._verdict = (text, exit_code)
+    def on_ended(self, _: dict[str, Any]) -> None:
+        """Rank 0 has ended: no verdict will come."""
         self._concluded.set()
-        if not self.explains:
-            end_rank(self._rank, text, exit_code, self._screen if reporter == self._rank else None)
 
-    def _conclude(self, what: str, answer_seconds: float, main_hangs: bool = False) -> None:
-        """Ask all ranks for their positions, write the finding, and send it to all ranks."""
-        with self._answered:
-            self._queues.send_all("where", self._rank)
-            self._answered.wait_for(lambda: len(self._answers) == len(self._hosts), answer_seconds)
-            answers = list(self._answers.values())
-        finding = find_missing(answers, self._hosts, what)
-        exit_code = RankLost.exit_code if finding.silent else DeadlineError.exit_code
-        self._write(finding, answers, main_hangs)
-        self._queues.send_all("verdict", finding.text, exit_code, self._rank)
-
-    def _write(self, finding: HangFinding, answers: Sequence[Position], main_hangs: bool) -> None:
-        if self.folder is None:
+    def on_verdict(self, message: dict[str, Any]) -> None:
+        text, exit_code, reporter = message["text"], message["exit_code"], message["reporter"]
+        self._verdict = text, exit_code, reporter
+        self._concluded.set()
+        if self.explains:
             return
-        content = asdict(finding) | {"time": time.time()}
-        content["ranks"] = [asdict(answer) | {"phase": answer.phase.order} for answer in answers]
-        with suppress(OSError):
-            write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
-            if main_hangs:  # and cannot write it
-                cause = Cause.RANK_LOST if finding.silent else Cause.TIMEOUT
-                Record.open(self.folder.record).end("failed", failure=finding.text.split("\n")[0], cause=cause)
+        if self._rank == 0 and self.folder is not None:  # the main thread hangs, and cannot write it
+            cause = Cause.RANK_LOST if exit_code == RankLost.exit_code else Cause.TIMEOUT
+            with suppress(OSError):
+                Record.open(self.folder.record).end("failed", failure=text.split("\n")[0], cause=cause)
+        end_rank(self._rank, text, exit_code, self._screen if reporter == self._rank else None)
+
+    def conclude(self, what: str, positions: dict[int, Any]) -> tuple[str, int]:
+        """Find out who is missing from the positions that ranks have sent, and write it down; on rank 0."""
+        answers = [Position.from_plain(rank, self._hosts[rank], plain) for rank, plain in positions.items()]
+        finding = find_missing(answers, self._hosts, what)
+        if self.folder is not None:
+            content = asdict(finding) | {"time": time.time()}
+            content["ranks"] = [asdict(answer) | {"phase": answer.phase.order} for answer in answers]
+            with suppress(OSError):
+                write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
+        return finding.text, RankLost.exit_code if finding.silent else DeadlineError.exit_code
+
+    def _search(self, what: str, answer_seconds: float) -> None:
+        if not self._hub.ended:
+            self._hub.send("search", what=what, seconds=answer_seconds)
+            self._concluded.wait(allow_seconds(answer_seconds + _VERDICT_SECONDS, self._hub.world_size))
 
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
@@ -162,7 +153,7 @@ _LONGEST_INTERVAL = 2.0  # seconds between two checks
 class Watch:
     """Receives the phase of the main thread, and runs the threads that check it."""
 
-    def __init__(self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig) -> None:
+    def __init__(self, placement: Placement, hub: HubClient, hosts: Sequence[str], config: RuntimeConfig) -> None:
         self.save_seconds = 0.0  # what a checkpoint has been taking, at most
         self._rank = placement.rank
         self._deadline = config.timeout_seconds
@@ -172,14 +163,26 @@ class Watch:
         self._mark: tuple[StepPart, int, float] | None = None
         self._main = threading.get_ident()
         self._screen = os.dup(2)  # the original stderr: output of a rank goes to its log while it trains
-        self._queues = MessageQueues(store, placement.rank, placement.world_size)
-        self._stop_agreement = StopAgreement(self._queues, placement.rank, placement.world_size)
-        self._search = HangSearch(self._queues, placement.rank, hosts, self._position, self._screen)
+        self._hub = hub
+        self._stop_agreement = StopAgreement(hub)
+        self._search = HangSearch(hub, hosts, self._position, self._screen)
+        self._handlers: dict[str, Handler] = {
+            "stop": self._stop_agreement.on_stop,
+            "last": self._stop_agreement.on_last,
+            "where": self._search.on_where,
+            "failed": self._on_failed,
+            "verdict": self._search.on_verdict,
+            "lost": self._on_lost,
+            "ended": self._on_ended,
+        }
         self._closed = False
         self._take_signals()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._check_main)]
-        for thread in self._threads:
-            thread.start()
+        if hub.hub is not None:
+            hub.hub.conclude = self._search.conclude
+        for kind, handler in self._handlers.items():
+            hub.on(kind, handler)
+        self._thread = threading.Thread(target=self._check_main, name="monitor", daemon=True)
+        self._thread.start()
 
     # Called by the main thread.
 
@@ -216,7 +219,7 @@ class Watch:
         except Interrupted:
             raise
         except Exception as error:
-            if isinstance(error, DeadlineError) or is_consequence(error):
+            if isinstance(error, DeadlineError | RankLost) or is_consequence(error):
                 raise self._explain(error) from error
             if not (isinstance(error, TuttiError) and error.agreed):
                 self._search.tell_failure(error)
@@ -231,11 +234,13 @@ class Watch:
             signal.set_wakeup_fd(self._before[0])
             for number, handler in self._before[1].items():
                 signal.signal(number, handler)
-        self._queues.close()
+        for kind, handler in self._handlers.items():
+            self._hub.off(kind, handler)
+        if self._hub.hub is not None:
+            self._hub.hub.conclude = None
         with suppress(OSError):
             os.write(self._wake, b"\0")
-        for thread in self._threads:
-            thread.join(5)
+        self._thread.join(5)
         for handle in (self._wake, self._signals, self._screen):
             os.close(handle)
 
@@ -267,16 +272,15 @@ class Watch:
             pause = self._interval
             if self._closed:
                 return
-            with suppress(RuntimeError):  # the store has closed: the main thread will notice
-                for number in numbers:
-                    if number in _SIGNALS:
-                        self._stop_agreement.ask(f"on {signal.Signals(number).name}")
-                if self._ends is not None and self._is_short(self._ends - time.time()):
-                    self._stop_agreement.ask("before the end of the allocation")
-                    self._ends = None
-                mark = self._mark
-                if mark is not None and time.monotonic() - mark[2] > self._deadline:
-                    self._search.end_all(f"step {mark[1]:,} did not end within {self._deadline:g} s")
+            for number in numbers:
+                if number in _SIGNALS:
+                    self._stop_agreement.ask(f"on {signal.Signals(number).name}")
+            if self._ends is not None and self._is_short(self._ends - time.time()):
+                self._stop_agreement.ask("before the end of the allocation")
+                self._ends = None
+            mark = self._mark
+            if mark is not None and time.monotonic() - mark[2] > self._deadline:
+                self._search.end_all(f"step {mark[1]:,} did not end within {self._deadline:g} s")
 
     def _is_short(self, seconds_left: float) -> bool:
         """Return whether the time left is just enough for the current step and a checkpoint."""
@@ -284,27 +288,17 @@ class Watch:
         step_seconds = time.monotonic() - mark[2] if mark else 0.0
         return seconds_left < self._margin + 1.5 * self.save_seconds + step_seconds
 
-    # The thread that receives messages of other ranks.
+    # Messages of other ranks, in the thread that receives them.
 
-    def _listen(self) -> None:
-        handlers = {
-            "stop": self._stop_agreement.on_stop,
-            "begun": self._stop_agreement.on_begun,
-            "last": self._stop_agreement.on_last,
-            "where": self._search.on_where,
-            "here": self._search.on_here,
-            "failed": self._on_failed,
-            "verdict": self._search.on_verdict,
-        }
-        with suppress(RuntimeError):
-            while True:
-                kind, *content = self._queues.receive()
-                if kind == "over":
-                    return
-                handlers[kind](*content)
+    def _on_failed(self, message: dict[str, Any]) -> None:
+        self._search.on_failed(message)
+        self._stop_agreement.end_waiting()
 
-    def _on_failed(self, rank: int, text: str, exit_code: int, cause: str) -> None:
-        self._search.on_failed(rank, text, exit_code, cause)
+    def _on_lost(self, message: dict[str, Any]) -> None:
+        self._stop_agreement.end_waiting()
+
+    def _on_ended(self, message: dict[str, Any]) -> None:
+        self._search.on_ended(message)
         self._stop_agreement.end_waiting()
 
     def _position(self) -> Position:

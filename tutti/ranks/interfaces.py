@@ -6,45 +6,40 @@ import platform
 import socket
 import struct
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import Any
 
 from tutti.errors import LaunchError
+from tutti.ranks.hub_client import HubClient
 from tutti.ranks.placement import Placement
-from tutti.ranks.store import wait_for_all
 
 _VARIABLE = "GLOO_SOCKET_IFNAME"
 _CONNECT_SECONDS = 10.0
-_STAY_SECONDS = 5.0
-_MOST_PROBLEMS = 16
+_WHAT = "the choice of the interface"
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LOOPBACK = "lo"
 
 
-def choose_interface(placement: Placement, store: dist.Store, seconds: float) -> None:
+def choose_interface(placement: Placement, hub: HubClient, seconds: float) -> None:
     """Select an interface for Gloo that other hosts can reach; all ranks call this, and all raise the error of one."""
-    store = dist.PrefixStore("interface", store)
-    if placement.world_size == 1 or store.check(
-        ["tried/open"]
-    ):  # one rank, or chosen at an earlier rendezvous of this job
+    if placement.world_size == 1:
         return
-    fitting, several_hosts = _fitting_interface(placement, store, seconds)
+    fitting, several_hosts = _fitting_interface(placement, hub, seconds)
     chosen = os.environ.get(_VARIABLE) or fitting
     problem = _problem(chosen, several_hosts)
     with ExitStack() as until_all_have_tried:
         if several_hosts:
-            where = "" if problem else _listen(chosen, until_all_have_tried)
-            store.set(f"where/{placement.rank}", where)
-            problem = problem or _cannot_reach((placement.rank + 1) % placement.world_size, store)
-        if problem:
-            number = store.add("problems", 1)
-            store.set(f"problem/{number}", f"rank {placement.rank} on host {platform.node()}: {problem}")
-        wait_for_all(store, placement.rank, placement.world_size, "tried", "the choice of the interface", seconds)
-    if count := store.add("problems", 0):
-        raise _agreed(placement, store, count)
+            where = None if problem else _listen(chosen, until_all_have_tried)
+            [other] = hub.meet(_WHAT, seconds, where, "next")
+            problem = problem or (_cannot_reach((placement.rank + 1) % placement.world_size, other) if other else None)
+        told = f"rank {placement.rank} on host {platform.node()}: {problem}" if problem else None
+        count, *problems = hub.meet(_WHAT, seconds, told, "some")
+    if count:
+        more = f" (And {count - 1} more of {placement.world_size} ranks.)" if count > 1 else ""
+        error = LaunchError(problems[0][1] + more)
+        error.agreed = True
+        raise error
     if chosen:
         os.environ[_VARIABLE] = chosen
 
@@ -71,20 +66,17 @@ def interfaces() -> dict[str, list[str]]:
     return found
 
 
-def _fitting_interface(placement: Placement, store: dist.Store, seconds: float) -> tuple[str | None, bool]:
+def _fitting_interface(placement: Placement, hub: HubClient, seconds: float) -> tuple[str | None, bool]:
     """Return the interface towards the host of rank 0 (there: towards another), and whether there are several."""
     if placement.world_size == placement.local_size:
         return (_LOOPBACK if _LOOPBACK in interfaces() else None), False
     assert placement.address
     source = source_towards(placement.address)
-    is_elsewhere = source is not None
+    [elsewhere] = hub.meet(_WHAT, seconds, source, "any")
     if source is not None:
-        store.set("elsewhere", source)
-    wait_for_all(store, placement.rank, placement.world_size, "looked", "the choice of the interface", seconds)
-    if is_elsewhere:
         return interface_towards(placement.address), True
-    if store.check(["elsewhere"]):
-        return interface_towards(store.get("elsewhere").decode()), True
+    if elsewhere is not None:
+        return interface_towards(elsewhere), True
     return _LOOPBACK, False  # several names of one host
 
 
@@ -120,40 +112,23 @@ def _advice() -> str:
     return f"Set {_VARIABLE} to the interface that connects the hosts, or unset it; there are {listed}."
 
 
-def _listen(chosen: str | None, stack: ExitStack) -> str:
-    """Listen for the previous rank; returns host, interface, address and port, or "" if the address is unknown."""
+def _listen(chosen: str | None, stack: ExitStack) -> list[Any] | None:
+    """Listen for the previous rank; returns host, interface, address and port, or None if the address is unknown."""
     interface = (chosen or "").split(",")[0]
     if not (addresses := interfaces().get(interface)):
-        return ""
+        return None
     family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
     listener = stack.enter_context(socket.create_server((addresses[0], 0), family=family))
     address, port = listener.getsockname()[:2]
-    return f"{platform.node()} {interface} {address} {port}"
+    return [platform.node(), interface, address, port]
 
 
-def _cannot_reach(rank: int, store: dist.Store) -> str | None:
+def _cannot_reach(rank: int, where: list[Any]) -> str | None:
     """Connect to the next rank and describe a failure; over all ranks this tests each pair of neighbouring hosts."""
-    where = store.get(f"where/{rank}").decode()
-    if not where:
-        return None
-    host, interface, address, port = where.split()
+    host, interface, address, port = where
     try:
-        socket.create_connection((address, int(port)), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((address, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         return f"cannot reach rank {rank} on host {host} at {address}:{port}, its {interface}: {reason}. {_advice()}"
     return None
-
-
-def _agreed(placement: Placement, store: dist.Store, count: int) -> LaunchError:
-    """Build the error that every rank raises; rank 0, which may hold the store, waits until all have read it."""
-    problems = [store.get(f"problem/{number}").decode() for number in range(1, min(count, _MOST_PROBLEMS) + 1)]
-    if store.add("read", 1) == placement.world_size:
-        store.set("read/open", "")
-    if placement.rank == 0:
-        with suppress(dist.DistError):
-            store.wait(["read/open"], timedelta(seconds=_STAY_SECONDS))
-    first = min(problems, key=lambda line: int(line.split()[1]))
-    error = LaunchError(first + (f" (And {count - 1} more of {placement.world_size} ranks.)" if count > 1 else ""))
-    error.agreed = True
-    return error

@@ -6,45 +6,44 @@ number: it can neither be forged nor altered, repeated or sent on another connec
 """
 
 import contextlib
-import hashlib
+import errno
 import hmac
-import json
 import queue
-import resource
 import secrets
 import selectors
 import socket
-import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tutti.ranks.secret import Secret
+from tutti.ranks.wire import (
+    LENGTH,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    TAG_BYTES,
+    NotOfThisJob,
+    Peer,
+    Seal,
+    allow_many_files,
+    encode,
+    length_of,
+    not_for_children,
+    proof,
+    set_keep_alive,
+)
 
 _HELLO = b"tutti/1\n"
-_NONCE_BYTES = 32
-_PROOF_BYTES = 32
-_TAG_BYTES = 16
-_LENGTH = struct.Struct("!I")
-MAX_MESSAGE_BYTES = 16 << 20
 _MAX_UNSENT_BYTES = 256 << 20  # to a peer that does not read
 _MAX_STRANGERS = 4096  # connections that have not proved anything yet; the oldest is closed first
 _PROOF_SECONDS = 20.0
 _CONNECT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between two attempts to connect
 _READ_BYTES = 1 << 16
-_MAX_FILES = 1 << 16
+_SHARED_BYTES = 1 << 12  # messages that are not copied for every peer
 _END_SECONDS = 5.0  # for what was sent before the server closed
-# A host that has lost its power or its network is noticed after 4 + 3 x 2 seconds without an answer.
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
-
 Event = tuple[int, dict[str, Any]]  # the number of a peer, and its message
-
-
-class NotOfThisJob(OSError):
-    """The process at the other end does not hold the secret of this job."""
 
 
 def listen(port: int, address: str = "") -> socket.socket:
@@ -57,51 +56,6 @@ def listen(port: int, address: str = "") -> socket.socket:
     return socket.create_server(("", port), backlog=4096)
 
 
-class _Seal:
-    """Packs messages of one direction of a connection, or unpacks them; each has a number of its own."""
-
-    def __init__(self, key: bytes, nonces: bytes, sender: str) -> None:
-        self._key = hmac.digest(key, sender.encode() + nonces, "sha256")
-        self._count = 0
-
-    def pack(self, message: dict[str, Any]) -> bytes:
-        content = json.dumps(message, separators=(",", ":")).encode()
-        if len(content) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(content):,} bytes: expected at most {MAX_MESSAGE_BYTES:,}")
-        return _LENGTH.pack(len(content)) + self._tag(content) + content
-
-    def unpack(self, tag: bytes, content: bytes) -> dict[str, Any]:
-        if not hmac.compare_digest(tag, self._tag(content)):
-            raise NotOfThisJob("a message without the signature of this job")
-        message = json.loads(content)
-        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-            raise ValueError("expected an object with a kind")
-        return message
-
-    def _tag(self, content: bytes) -> bytes:
-        self._count += 1
-        number = self._count.to_bytes(8, "big")
-        return hashlib.blake2b(number + content, key=self._key, digest_size=_TAG_BYTES).digest()
-
-
-def _proof(key: bytes, prover: str, nonces: bytes) -> bytes:
-    return hmac.digest(key, b"proof of " + prover.encode() + nonces, "sha256")
-
-
-def _length(header: bytes) -> int:
-    (length,) = _LENGTH.unpack(header)
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length:,} bytes: expected at most {MAX_MESSAGE_BYTES:,}")
-    return length
-
-
-def _set_keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 class Connection:
     """A connection to the server of a job; one thread reads its messages, any thread may send."""
 
@@ -109,27 +63,36 @@ class Connection:
         """Prove that this process belongs to the job, and have the server prove it."""
         self._connection = connection
         self._lock = threading.Lock()
+        not_for_children.add(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key, own = secret.key("messages"), secrets.token_bytes(_NONCE_BYTES)
+        key, own = secret.key("messages"), secrets.token_bytes(NONCE_BYTES)
         connection.sendall(_HELLO + own)
-        nonces = own + _receive(connection, _NONCE_BYTES)
-        if not hmac.compare_digest(_receive(connection, _PROOF_BYTES), _proof(key, "server", nonces)):
+        nonces = own + _receive(connection, NONCE_BYTES)
+        if not hmac.compare_digest(_receive(connection, PROOF_BYTES), proof(key, "server", nonces)):
             raise NotOfThisJob("another program answers, without the secret of this job")
-        connection.sendall(_proof(key, "client", nonces))
-        self._sealed, self._opened = _Seal(key, nonces, "client"), _Seal(key, nonces, "server")
+        connection.sendall(proof(key, "client", nonces))
+        self._sealed, self._opened = Seal(key, nonces, "client"), Seal(key, nonces, "server")
 
     def send(self, kind: str, **content: Any) -> None:
         """Send a message; the reader of this connection notices when it has ended."""
+        encoded = encode(kind, content)
         with self._lock, contextlib.suppress(OSError):
-            self._connection.sendall(self._sealed.pack({"kind": kind} | content))
+            self._connection.sendall(self._sealed.head(encoded) + encoded)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages of the server until the connection ends, or a forged one arrives."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             while True:
-                length = _length(_receive(self._connection, _LENGTH.size))
-                tag = _receive(self._connection, _TAG_BYTES)
+                length = length_of(_receive(self._connection, LENGTH.size))
+                tag = _receive(self._connection, TAG_BYTES)
                 yield self._opened.unpack(tag, _receive(self._connection, length))
+
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next message, or None where none comes in time; the connection is then good for nothing more."""
+        self._connection.settimeout(seconds)
+        message = next(self.messages(), None)
+        self._connection.settimeout(None)
+        return message
 
     def __enter__(self) -> "Connection":
         return self
@@ -168,7 +131,7 @@ def connect(
                 made = Connection(connection, secret)
                 connection.settimeout(None)
                 if keep_alive:
-                    _set_keep_alive(connection)
+                    set_keep_alive(connection)
                 return made
             except BaseException:
                 connection.close()
@@ -179,32 +142,6 @@ def connect(
                 raise
         time.sleep(pause * (0.5 + secrets.randbelow(1000) / 2000))
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-class Peer:
-    """The server's end of a connection."""
-
-    def __init__(self, connection: socket.socket, number: int) -> None:
-        self.number = number
-        self.admitted: int | None = None  # the number under which its messages are events
-        self.connection = connection
-        self.since = time.monotonic()
-        self.received = bytearray()
-        self.unsent: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self.nonces: bytes | None = None
-        self.sealed: _Seal | None = None  # once the peer has proved that it holds the secret
-        self.opened: _Seal | None = None
-        self.ends = False  # as soon as everything is sent
-        self.writing = False  # the selector reports when more can be sent
-
-    def take(self, size: int) -> bytes | None:
-        """Remove so many bytes from what was received, or none if there are fewer."""
-        if len(self.received) < size:
-            return None
-        taken = bytes(self.received[:size])
-        del self.received[:size]
-        return taken
 
 
 class MessageServer:
@@ -234,8 +171,9 @@ class MessageServer:
 
     def start(self, listener: socket.socket) -> int:
         """Accept peers at a socket, in a thread; return its port."""
-        _allow_many_files()
+        allow_many_files()
         listener.setblocking(False)
+        not_for_children.add(listener)
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -260,9 +198,10 @@ class MessageServer:
 
     def send(self, numbers: Iterable[int], kind: str, **content: Any) -> None:
         """Send a message to some peers; those that have disconnected are left out."""
+        encoded = encode(kind, content)
         for number in numbers:
             if peer := self._peers.get(number):
-                self.reply(peer, kind, **content)
+                self._seal(peer, encoded)
 
     def send_all(self, kind: str, **content: Any) -> None:
         """Send a message to all peers."""
@@ -270,11 +209,18 @@ class MessageServer:
 
     def reply(self, peer: Peer, kind: str, **content: Any) -> None:
         """Send a message to one peer, also to one that is not admitted."""
+        self._seal(peer, encode(kind, content))
+
+    # What follows runs in the server's thread, but for _seal, _write and _wake.
+
+    def _seal(self, peer: Peer, encoded: bytes) -> None:
         with self._lock:
             assert peer.sealed is not None
-            self._write(peer, peer.sealed.pack({"kind": kind} | content))
-
-    # What follows runs in the server's thread, but for _write and _wake.
+            head = peer.sealed.head(encoded)
+            if len(encoded) < _SHARED_BYTES:
+                self._write(peer, head + encoded)
+            else:  # the same bytes wait for all peers
+                self._write(peer, head, encoded)
 
     def _serve(self) -> None:
         arrival = 0
@@ -308,16 +254,21 @@ class MessageServer:
             self._drop(peer)
 
     def _accept(self, arrival: int) -> int:
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peer = self._strangers[arrival] = Peer(connection, arrival)
-                self._selector.register(connection, selectors.EVENT_READ, peer)
-                arrival += 1
-                self._drop_strangers()
-        return arrival
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._strangers:
+                    self._drop(next(iter(self._strangers.values())))
+                    continue
+                return arrival
+            not_for_children.add(connection)
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = self._strangers[arrival] = Peer(connection, arrival)
+            self._selector.register(connection, selectors.EVENT_READ, peer)
+            arrival += 1
+            self._drop_strangers()
 
     def _drop_strangers(self) -> None:
         """Close connections that have proved nothing in time, and the oldest where there are too many."""
@@ -331,33 +282,33 @@ class MessageServer:
     def _prove(self, peer: Peer) -> bool:
         """Exchange proofs with a stranger; return whether it has proved to hold the secret."""
         if peer.nonces is None:
-            hello = peer.take(len(_HELLO) + _NONCE_BYTES)
+            hello = peer.take(len(_HELLO) + NONCE_BYTES)
             if hello is None:
                 return False
             if not hello.startswith(_HELLO):
                 raise NotOfThisJob("another protocol")
-            own = secrets.token_bytes(_NONCE_BYTES)
+            own = secrets.token_bytes(NONCE_BYTES)
             peer.nonces = hello.removeprefix(_HELLO) + own
-            self._write(peer, own + _proof(self._key, "server", peer.nonces))
-        proof = peer.take(_PROOF_BYTES)
-        if proof is None:
+            self._write(peer, own + proof(self._key, "server", peer.nonces))
+        given = peer.take(PROOF_BYTES)
+        if given is None:
             return False
-        if not hmac.compare_digest(proof, _proof(self._key, "client", peer.nonces)):
+        if not hmac.compare_digest(given, proof(self._key, "client", peer.nonces)):
             raise NotOfThisJob("a wrong proof")
-        peer.sealed, peer.opened = _Seal(self._key, peer.nonces, "server"), _Seal(self._key, peer.nonces, "client")
+        peer.sealed, peer.opened = Seal(self._key, peer.nonces, "server"), Seal(self._key, peer.nonces, "client")
         del self._strangers[peer.number]
         if self.keep_alive:
-            _set_keep_alive(peer.connection)
+            set_keep_alive(peer.connection)
         return True
 
     def _read(self, peer: Peer) -> None:
         assert peer.opened is not None
-        head = _LENGTH.size + _TAG_BYTES
+        head = LENGTH.size + TAG_BYTES
         while len(peer.received) >= head:
-            length = _length(peer.received[: _LENGTH.size])
+            length = length_of(bytes(peer.received[: LENGTH.size]))
             if len(peer.received) < head + length:
                 return
-            tag = peer.take(head)[_LENGTH.size :]  # pyright: ignore[reportOptionalSubscript]
+            tag = peer.take(head)[LENGTH.size :]  # pyright: ignore[reportOptionalSubscript]
             message = peer.opened.unpack(tag, peer.take(length) or b"")
             if peer.admitted is None:
                 self._admit(peer, message)
@@ -377,11 +328,11 @@ class MessageServer:
         self._peers[number] = peer
         self.on_message(number, event)
 
-    def _write(self, peer: Peer, content: bytes) -> None:
+    def _write(self, peer: Peer, *parts: bytes) -> None:
         """Send as much as the connection takes now, the rest when it can; in any thread."""
         with self._lock, contextlib.suppress(OSError):
-            peer.unsent.append(content)
-            peer.unsent_bytes += len(content)
+            peer.unsent.extend(parts)
+            peer.unsent_bytes += sum(map(len, parts))
             self._flush(peer)
             if peer.unsent_bytes > _MAX_UNSENT_BYTES:
                 peer.connection.shutdown(socket.SHUT_RDWR)  # the server's thread notices
@@ -424,7 +375,7 @@ class MessageServer:
 
     def _end(self) -> None:
         self._listener.close()
-        for peer in [*self._peers.values(), *self._strangers.values()]:
+        for peer in [key.data for key in self._selector.get_map().values() if key.data is not None]:
             with contextlib.suppress(OSError):
                 peer.connection.settimeout(1.0)
                 peer.connection.sendall(b"".join(peer.unsent))
@@ -433,12 +384,3 @@ class MessageServer:
         self._selector.close()
         self._waker.close()
         self._woken.close()
-
-
-def _allow_many_files() -> None:
-    """Raise the limit of open files of this process as far as it may: every peer is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import LaunchError
-from tutti.ranks.rendezvous import rendezvous_ports
+from tutti.ranks.rendezvous import derive_ports
 
 Environment = Mapping[str, str]
 
@@ -25,7 +25,7 @@ class Placement:
     node_rank: int = 0
     address: str | None = None
     port: int | None = None
-    key: str | None = None  # known to the ranks of this job alone; None where the port is given and not derived
+    key: str | None = None  # tells this job from others of the user; None where the port is given and not derived
 
     def checked(self) -> "Placement":
         """Return this placement, or raise an error if its numbers contradict each other."""
@@ -62,7 +62,7 @@ def job_rendezvous(env: Environment, job: str) -> tuple[int, str | None]:
     if "MASTER_PORT" in env:
         return number(env, "MASTER_PORT"), None
     key = hashlib.sha256(f"{os.getuid()} {job}".encode()).hexdigest()[:16]
-    return rendezvous_ports(key)[0], key
+    return derive_ports(key)[0], key
 
 
 def rendezvous_address(env: Environment, launcher: str, one_host: bool, slurm_list: str) -> str:

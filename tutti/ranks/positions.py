@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tutti import units
 from tutti.runs.step_parts import StepPart
@@ -40,6 +41,16 @@ class Position:
     def place(self) -> tuple[int, int]:
         """Progress, comparable between ranks."""
         return self.step, self.phase.order
+
+    def plain(self) -> list[Any]:
+        """Return what another rank cannot know of this one."""
+        return [self.phase.value, self.step, self.seconds, list(self.stack)]
+
+    @classmethod
+    def from_plain(cls, rank: int, host: str, plain: list[Any]) -> "Position":
+        """Return the position that a rank has sent."""
+        phase, step, seconds, stack = plain
+        return cls(rank, host, StepPart(phase), int(step), float(seconds), tuple(map(str, stack)))
 
     def sentence(self) -> str:
         return f"{_NAMES[self.phase]} of step {self.step:,} for {self.seconds:.0f} s"

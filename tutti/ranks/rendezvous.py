@@ -1,7 +1,7 @@
-"""Rendezvous without a given port: at a port derived from the job, rank 0 answers with the port of its store.
+"""Rendezvous: a rank finds the process of its job that it looks for, and neither believes a stranger.
 
-The port may be in use, by another program or by another job. Therefore several ports are derived from the job: rank 0
-listens at the first free one, and the other ranks try them in turn with a key that belongs to this job.
+Where no port is given, several are derived from the secret of the job, of which others cannot know: rank 0 listens at
+the first that is free, and the other ranks try them in turn. Both sides prove that they hold the secret.
 """
 
 import contextlib
@@ -10,100 +10,132 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 from tutti.errors import DeadlineError, LaunchError
+from tutti.ranks.messages import Connection, Event, MessageServer, Peer, connect, listen
+from tutti.ranks.secret import Secret, find_secret
+from tutti.ranks.wire import NotOfThisJob
 
 _FIRST_PORT, _PORTS = 15_000, 16_000  # below those that the system hands out
 _TRIES = 8
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS, _LONGEST_ANSWER_SECONDS = 2.0, 20.0  # a host to which thousands of ranks connect answers late
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds; thousands of ranks may wait for the first
-_PREFIX = b"tutti "
 
 
-def rendezvous_ports(key: str) -> list[int]:
-    """Return the ports derived from a key, in the order in which they are tried."""
-    ports = (_FIRST_PORT + zlib.crc32(f"{key} {number}".encode()) % _PORTS for number in range(_TRIES))
+def derive_ports(text: str) -> list[int]:
+    """Return the ports derived from a text, in the order in which they are tried."""
+    ports = (_FIRST_PORT + zlib.crc32(f"{text} {number}".encode()) % _PORTS for number in range(_TRIES))
     return list(dict.fromkeys(ports))
 
 
-def serve_store_port(key: str, store_port: int, callers: int, seconds: float) -> int:
-    """Answer requests that carry the key, in a thread, until `callers` ranks have asked; returns the port used."""
-    ports = rendezvous_ports(key)
+def rendezvous_ports(secret: Secret) -> list[int]:
+    """Return the ports at which the processes that hold a secret find each other."""
+    return derive_ports(secret.key("rendezvous").hex())
+
+
+def job_secret(key: str) -> Secret:
+    """Return the secret of one of the user's jobs, given what all of its processes know of it."""
+    return find_secret().derive(f"job {key}")
+
+
+def listen_for_ranks(secret: Secret, address: str = "") -> socket.socket:
+    """Listen at the first free port that is derived from the secret."""
+    ports = rendezvous_ports(secret)
     for port in ports:
         with contextlib.suppress(OSError):
-            server = listen(port)
-            server.settimeout(seconds)
-            arguments = (server, key.encode(), b"%d" % store_port, callers)
-            threading.Thread(target=_answer, args=arguments, name="rendezvous", daemon=True).start()
-            return port
+            return listen(port, address)
     raise LaunchError(
         f"rank 0 on host {socket.gethostname()} cannot listen: ports {', '.join(map(str, ports))} are all in use. "
         "Set MASTER_PORT to a free one, on all ranks."
     )
 
 
-def find_store_port(key: str, address: str, rank: int, seconds: float) -> int:
-    """Ask rank 0 at an address for the port of the store."""
+def reach(
+    secret: Secret, address: str, ports: Sequence[int], seconds: float, rank: int, **joins: Any
+) -> tuple[Connection, dict[str, Any]]:
+    """Connect to the process of this job at one of the ports, and join it; return its answer, too."""
     deadline = time.monotonic() + seconds
     answers: dict[int, str] = {}
-    pause = _SHORTEST_PAUSE
+    pause, patience = _SHORTEST_PAUSE, _ANSWER_SECONDS
     while True:
-        for port in rendezvous_ports(key):
-            found = _ask(address, port, key.encode(), rank)
-            if isinstance(found, int):
+        for port in ports:
+            left = deadline - time.monotonic()
+            found = _try(secret, address, port, max(min(left, patience), 0.1), {"rank": rank} | joins)
+            if not isinstance(found, str):
                 return found
             answers[port] = found
             if time.monotonic() > deadline:
-                raise DeadlineError(_no_answer(address, rank, answers, seconds))
+                raise DeadlineError(_describe_failure(address, rank, answers, seconds))
         time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        pause, patience = min(pause * 1.5, _LONGEST_PAUSE), min(patience * 1.5, _LONGEST_ANSWER_SECONDS)
 
 
-def _no_answer(address: str, rank: int, answers: dict[int, str], seconds: float) -> str:
-    ports = {answer: [port for port, same in answers.items() if same == answer] for answer in answers.values()}
-    told = ", ".join(f"{address}:{'|'.join(map(str, found))} ({answer})" for answer, found in ports.items())
-    return (
-        f"rank {rank} on host {socket.gethostname()} could not reach rank 0 within {seconds:g} s at {told}. "
-        f"Check that rank 0 runs on host {address} and that the network between the hosts is open, "
-        "or set MASTER_ADDR and MASTER_PORT."
-    )
-
-
-def listen(port: int) -> socket.socket:
-    """Listen on IPv4, and on IPv6 where the host has it; port 0 takes a free one."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=4096)
-
-
-def _answer(server: socket.socket, key: bytes, answer: bytes, callers: int) -> None:
-    seen: set[bytes] = set()
-    with server:
-        while len(seen) < callers:
-            try:
-                caller, _ = server.accept()
-            except OSError:  # the deadline has passed
-                return
-            with caller, contextlib.suppress(OSError):
-                caller.settimeout(_ANSWER_SECONDS)
-                words = caller.recv(256).removeprefix(_PREFIX).split()
-                if len(words) == 2 and words[0] == key:
-                    caller.sendall(_PREFIX + answer)
-                    seen.add(words[1])
-
-
-def _ask(address: str, port: int, key: bytes, rank: int) -> int | str:
-    """Return the port of the store, or a description of the failure."""
+def _try(
+    secret: Secret, address: str, port: int, seconds: float, joins: dict[str, Any]
+) -> tuple[Connection, dict[str, Any]] | str:
+    """Return a connection and the answer to joining, or why there is none."""
     try:
-        with socket.create_connection((address, port), timeout=_ANSWER_SECONDS) as caller:
-            caller.sendall(_PREFIX + key + b" %d" % rank)
-            answer = caller.recv(256)
+        connection = connect(address, port, secret, seconds)
     except socket.gaierror as error:
         return f"no such host: {error.strerror}"
+    except NotOfThisJob:
+        return "another program answers"
     except TimeoutError:
         return "no answer"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    if answer.startswith(_PREFIX):
-        return int(answer.removeprefix(_PREFIX))
-    return "another program answers" if answer else "another program listens"
+    connection.send("join", **joins)
+    answer = connection.receive(seconds)
+    if answer is not None and answer["kind"] == "welcome":
+        return connection, answer
+    connection.close()
+    return f"refused: {answer.get('why')}" if answer else "no answer"
+
+
+def _describe_failure(address: str, rank: int, answers: dict[int, str], seconds: float) -> str:
+    ports = {answer: [port for port, same in answers.items() if same == answer] for answer in answers.values()}
+    told = ", ".join(f"{address}:{'|'.join(map(str, found))} ({answer})" for answer, found in ports.items())
+    return (
+        f"rank {rank} on host {socket.gethostname()} could not reach rank 0 within {seconds:g} s at {told}. "
+        f"Check that rank 0 runs on host {address}, that the network between the hosts is open and that all ranks "
+        "have the same secret, or set MASTER_ADDR and MASTER_PORT."
+    )
+
+
+class PortServer(MessageServer):
+    """Tells the processes of a job the port that they look for, and closes once all have been told."""
+
+    def __init__(self, secret: Secret, port: int, callers: int) -> None:
+        super().__init__(secret)
+        self._port = port
+        self._left = set(range(1, callers + 1))
+
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        match message:
+            case {"kind": "join", "rank": int(rank)}:
+                self.reply(peer, "welcome", port=self._port)
+                self._left.discard(rank)
+                if not self._left:
+                    threading.Thread(target=self.close, daemon=True).start()
+        return None
+
+
+def serve_store_port(key: str, port: int, callers: int, seconds: float) -> int:
+    """Tell processes 1 to `callers` of a job a port, in a thread, for this time at most; return the port used."""
+    secret = job_secret(key)
+    server = PortServer(secret, port, callers)
+    used = server.start(listen_for_ranks(secret))
+    timer = threading.Timer(seconds, server.close)
+    timer.daemon = True
+    timer.start()
+    return used
+
+
+def find_store_port(key: str, address: str, rank: int, seconds: float) -> int:
+    """Ask the first process of a job at an address for the port that it serves."""
+    secret = job_secret(key)
+    connection, answer = reach(secret, address, rendezvous_ports(secret), seconds, rank)
+    connection.close()
+    return int(answer["port"])

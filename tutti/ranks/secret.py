@@ -40,6 +40,10 @@ class Secret:
         """Derive a key for one purpose, from which neither the secret nor another key can be computed."""
         return hmac.digest(self.value, purpose.encode(), "sha256")
 
+    def derive(self, purpose: str) -> "Secret":
+        """Return another secret, which only holders of this one can compute: for one job of a user, or one start."""
+        return Secret(self.key(purpose))
+
     def sign(self, content: bytes, purpose: str) -> bytes:
         """Return the content with a signature in front."""
         return hmac.digest(self.key(purpose), content, "sha256") + content

@@ -1,53 +1,182 @@
-"""The store of a job: ranks connect to it and wait for each other, and absent ranks are named."""
+"""Where the ranks of a job meet: the hub of rank 0, and the store by which torch connects them.
+
+After the start nothing of ours is read from the store, which torch does not protect; during the start one value is, the
+address of the hub, which is signed.
+"""
 
 import os
 import platform
 import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch.distributed as dist
 
-from tutti import units
 from tutti.errors import DeadlineError, LaunchError
+from tutti.ranks.hub import HubServer
+from tutti.ranks.hub_client import HubClient
+from tutti.ranks.interfaces import source_towards
+from tutti.ranks.messages import listen
 from tutti.ranks.placement import Placement
-from tutti.ranks.rendezvous import find_store_port, serve_store_port
+from tutti.ranks.rendezvous import job_secret, listen_for_ranks, reach, rendezvous_ports
+from tutti.ranks.secret import ForgedContent, Secret, make_secret
 
-_STAY_SECONDS = 5.0
+_LOOPBACK = "127.0.0.1"
+_HUB = "hub"  # the key of its address, and the purpose of the signature
+_LOOK_SECONDS = 5.0  # for one attempt to reach the hub whose address is in the store
 
 
-def connect_store(placement: Placement, seconds: float) -> dist.Store:
-    """Connect to the store of the job, which rank 0 or the agent of torchrun holds."""
+@dataclass(frozen=True)
+class Meeting:
+    """A rank's connection to the hub, and the store for torch."""
+
+    hub: HubClient
+    store: dist.Store
+
+
+def meet(placement: Placement, seconds: float) -> Meeting:
+    """Connect to rank 0 of the job, and to the store, which rank 0, the agent of torchrun or a driver holds."""
     if placement.world_size == 1:
-        return dist.HashStore()
+        return Meeting(HubClient(0, 1).hold(), dist.HashStore())
     if placement.address is None or placement.port is None:
         raise LaunchError(f"{placement.launcher} does not say where rank 0 is. Set MASTER_ADDR and MASTER_PORT.")
-    if placement.key is None:
-        held_here = placement.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = _store(placement.rank, placement.address, placement.port, held_here, seconds)
+    secret = start_secret(placement)
+    if placement.key is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        hub, store = _meet_at_store(placement, secret, seconds)
     elif placement.rank == 0:
-        _check_that_rank_0_is_here(placement)
-        store = _store(0, "127.0.0.1", 0, True, seconds)  # at any free port, for all addresses of this host
-        serve_store_port(placement.key, store.port, placement.world_size - 1, seconds)
+        hub, store = _hold(placement, secret, seconds)
     else:
-        port = find_store_port(placement.key, placement.address, placement.rank, seconds)
-        store = _store(placement.rank, placement.address, port, False, seconds)
-    return dist.PrefixStore(f"start/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        ports = [placement.port] if placement.key is None else rendezvous_ports(secret)
+        hub, port = _connect(secret, _address(placement), ports, placement, seconds)
+        store = _store(placement.rank, _address(placement), port, seconds)
+    return Meeting(hub, dist.PrefixStore(secret.key("store").hex(), store))
 
 
-def _store(rank: int, address: str, port: int, held_here: bool, seconds: float) -> dist.TCPStore:
+def start_secret(placement: Placement) -> Secret:
+    """Return the secret of one start of a job: messages of another job or an earlier start are not believed."""
+    if placement.world_size == 1:
+        return make_secret()
+    job = placement.key or f"at port {placement.port} of {placement.world_size} ranks"
+    return job_secret(job).derive(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}")
+
+
+def _address(placement: Placement) -> str:
+    """Return the address of rank 0: that of this host where all ranks are here."""
+    assert placement.address
+    return _LOOPBACK if placement.local_size == placement.world_size else placement.address
+
+
+def _hold(placement: Placement, secret: Secret, seconds: float) -> tuple[HubClient, dist.Store]:
+    """Open the hub at the given port or a derived one, and a store at any free one, which the hub announces."""
+    if placement.key is not None:
+        _check_that_rank_0_is_here(placement)
+    address = _own_address(_address(placement))
+    if placement.key is not None:
+        listener = listen_for_ranks(secret, address)
+    else:
+        assert placement.port is not None
+        try:
+            listener = listen(placement.port, address)
+        except OSError as error:
+            raise LaunchError(
+                f"rank 0 cannot listen on {placement.address}:{placement.port}: the port is in use. "
+                "Set MASTER_PORT to a free one, on all ranks."
+            ) from error
+    held = listen(0, address)
+    port = held.getsockname()[1]
+    store = dist.TCPStore(
+        address or _LOOPBACK,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=seconds),
+        wait_for_workers=False,
+        master_listen_fd=held.detach(),
+    )
+    return _serve(placement, secret, listener, port), store
+
+
+def _serve(placement: Placement, secret: Secret, listener: socket.socket, store_port: int) -> HubClient:
+    server = HubServer(secret, placement.world_size, store_port)
+    hub = HubClient(0, placement.world_size).hold(server)
+    server.start(listener)
+    return hub
+
+
+def _connect(
+    secret: Secret, address: str, ports: list[int], placement: Placement, seconds: float
+) -> tuple[HubClient, int]:
+    """Return this rank's connection to the hub, and the port of the store."""
+    joins = {"host": platform.node(), "world_size": placement.world_size}
+    connection, answer = reach(secret, address, ports, seconds, placement.rank, **joins)
+    return HubClient(placement.rank, placement.world_size).read(connection), int(answer["store_port"])
+
+
+def _meet_at_store(placement: Placement, secret: Secret, seconds: float) -> tuple[HubClient, dist.Store]:
+    """Find the hub through a store that another process holds: rank 0 writes its address there, signed."""
+    assert placement.address and placement.port
+    store = _store(placement.rank, placement.address, placement.port, seconds)
+    key = f"{secret.key('hub').hex()}/{_HUB}"
+    if placement.rank == 0:
+        one_host = placement.local_size == placement.world_size
+        address = _LOOPBACK if one_host else source_towards(placement.address) or placement.address
+        listener = listen(0, address if one_host else "")
+        signed = secret.sign(f"{address} {listener.getsockname()[1]}".encode(), _HUB)
+        store.set(key, signed)  # pyright: ignore[reportArgumentType]
+        return _serve(placement, secret, listener, 0), store
+    deadline = time.monotonic() + seconds
+    while True:  # the hub of an earlier meeting may still be there
+        left = max(deadline - time.monotonic(), 0.1)
+        address, port = _read_address(store, key, secret, placement, left)
+        try:
+            return _connect(secret, address, [port], placement, min(left, _LOOK_SECONDS))[0], store
+        except DeadlineError:
+            if time.monotonic() > deadline:
+                raise
+
+
+def _read_address(store: dist.Store, key: str, secret: Secret, placement: Placement, seconds: float) -> tuple[str, int]:
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+        address, port = secret.verify(store.get(key), _HUB).decode().split()
+        return address, int(port)
+    except ForgedContent as error:
+        raise LaunchError(
+            f"a stranger writes into the store of this job at {placement.address}:{placement.port}: {error}. "
+            "Start the job again, on an interface that only its hosts can reach."
+        ) from error
+    except dist.DistError as error:
+        raise DeadlineError(
+            f"rank {placement.rank} on host {platform.node()} waited {seconds:.0f} s at the start of the run: missing "
+            "rank 0, which has not announced its address. Look at the log of rank 0."
+        ) from error
+
+
+def _store(rank: int, address: str, port: int, seconds: float) -> dist.TCPStore:
     timeout = timedelta(seconds=seconds)
     try:
-        return dist.TCPStore(address, port, is_master=held_here, timeout=timeout, wait_for_workers=False)
+        return dist.TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except dist.DistError as error:
-        where = f"{address}:{port}"
-        if "EADDRINUSE" in str(error) or "in use" in str(error):
-            raise LaunchError(
-                f"rank 0 cannot listen on {where}: the port is in use. Set MASTER_PORT to a free one, on all ranks."
-            ) from error
         raise DeadlineError(
-            f"rank {rank} on host {platform.node()} could not reach rank 0 at {where} within {seconds:g} s. "
-            "Check that rank 0 runs there and that the network between the hosts is open."
+            f"rank {rank} on host {platform.node()} could not reach the store at {address}:{port} within "
+            f"{seconds:g} s. Check that its process runs there and that the network between the hosts is open."
         ) from error
+
+
+def _own_address(host: str) -> str:
+    """Return the one address of this host that a name stands for everywhere; "" where all must be listened at.
+
+    A name may resolve to the loopback on its own host, and be the name of a service in front of it.
+    """
+    with suppress(OSError):
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        if len(found) == 1 and (host == _LOOPBACK or not ip_address(next(iter(found))).is_loopback):
+            address = found.pop()
+            listen(0, address).close()
+            return address
+    return ""
 
 
 def _check_that_rank_0_is_here(placement: Placement) -> None:
@@ -75,30 +204,3 @@ def _resolved(placement: Placement) -> list[tuple]:
             f"the host of rank 0, {placement.address}, is not known on host {platform.node()}: {error.strerror}. "
             "Set MASTER_ADDR to a name or address that all hosts know."
         ) from error
-
-
-def wait_for_all(store: dist.Store, rank: int, world_size: int, key: str, what: str, seconds: float) -> None:
-    """Wait until every rank has called this; raise an error that names the absent ranks at the deadline."""
-    store.set(f"{key}/{rank}", "")
-    if store.add(f"{key}/count", 1) == world_size:
-        store.set(f"{key}/open", "")
-    try:
-        store.wait([f"{key}/open"], timedelta(seconds=seconds))
-    except dist.DistError as error:
-        raise DeadlineError(
-            f"rank {rank} on host {platform.node()} waited {seconds:g} s at {what}: "
-            f"{_describe_missing(store, rank, world_size, key)} Look at the logs of the missing ranks."
-        ) from error
-
-
-def _describe_missing(store: dist.Store, rank: int, world_size: int, key: str) -> str:
-    """Name the missing ranks; rank 0, which may hold the store, waits until the ranks that arrived have read it."""
-    try:
-        here = [other for other in range(world_size) if store.check([f"{key}/{other}"])]
-        store.set(f"{key}/{rank}/told", "")
-        if rank == 0:
-            store.wait([f"{key}/{other}/told" for other in here], timedelta(seconds=_STAY_SECONDS))
-    except dist.DistError:
-        return "rank 0, which holds the store, has ended or does not answer."
-    missing = [other for other in range(world_size) if other not in here]
-    return f"missing {units.ranks(missing)}, arrived {units.ranks(here)} of {world_size}."

@@ -150,15 +150,15 @@ def _check_resume(resume: Path, config: RunConfig, parts: RankParts, group: Grou
 
 def _verified_on_first(resume: Path, group: Group) -> Manifest:
     """The manifest of a checkpoint whose every byte rank 0 has read; every rank enters."""
-    error: TuttiError | None = None
+    problem: str | None = None
     manifest: Manifest | None = None
     try:
         manifest = verify(resume) if group.is_first else None
     except CheckpointError as found:
-        error = found
-    error, manifest = group.from_first((error, manifest))
-    if error or manifest is None:
-        raise error or CheckpointError(f"checkpoint {resume} cannot be read.")
+        problem = str(found)
+    problem, manifest = group.from_first((problem, manifest), tuple[str | None, Manifest | None])
+    if problem or manifest is None:
+        raise CheckpointError(problem or f"checkpoint {resume} cannot be read.")
     return manifest
 
 

@@ -56,7 +56,7 @@ def run_rank(
 
     with framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
         check_same_code(rank.group)
-        watch = Watch(placement, rank.group.store, rank.group.hosts, config.runtime)
+        watch = Watch(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
             job = _run_in(own, is_new, framework, config, rank, watch, resume)
@@ -67,9 +67,8 @@ def run_rank(
 
 def make_folder(group: Group, out: str, name: str) -> RunFolder:
     """A new run folder, made by rank 0; every rank enters."""
-    return group.from_first(
-        agreed(group, lambda: create_folder(out, name, group.world_size) if group.is_first else None)
-    )
+    made = agreed(group, lambda: create_folder(out, name, group.world_size) if group.is_first else None)
+    return RunFolder(Path(group.from_first(made.path if made else None)))
 
 
 def begin_record(record: Record, config: RunConfig, group: Group, machine: Machine, **more: Any) -> None:

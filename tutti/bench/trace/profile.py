@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tutti.bench.session import Session, open_session
 from tutti.bench.trace.spans import read_trace
 from tutti.bench.trace.summary import DIRECT, PARTS, RankSummary, TracedSteps, summarise
 from tutti.bench.trace.text import write_summary
-from tutti.bench.trace.timeline import RankTrace, clock_of, measure_offset, shares_first_clock, write_timeline
+from tutti.bench.trace.timeline import (
+    ClockOffset,
+    RankTrace,
+    clock_of,
+    measure_offset,
+    shares_first_clock,
+    write_timeline,
+)
 from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
 from tutti.config.schema import RuntimeConfig
 from tutti.errors import FolderError, Interrupted
 from tutti.parallel.host_memory import HostMemory
 from tutti.ranks.hang_detection import Watch
+from tutti.ranks.hub_client import HubClient
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
@@ -73,10 +80,10 @@ class RangeWatch(Watch):
     """A watch that also opens a profiler range for each part of a step."""
 
     def __init__(
-        self, placement: Placement, store: dist.Store, hosts: Sequence[str], config: RuntimeConfig, ranges: Ranges
+        self, placement: Placement, hub: HubClient, hosts: Sequence[str], config: RuntimeConfig, ranges: Ranges
     ) -> None:
         self._ranges = ranges
-        super().__init__(placement, store, hosts, config)
+        super().__init__(placement, hub, hosts, config)
 
     def at(self, phase: StepPart, step: int) -> None:
         super().at(phase, step)
@@ -174,7 +181,7 @@ def without_saving(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _watched(session: Session, ranges: Ranges) -> Iterator[RangeWatch]:
-    watch = RangeWatch(session.placement, session.group.store, session.group.hosts, session.config.runtime, ranges)
+    watch = RangeWatch(session.placement, session.group.hub, session.group.hosts, session.config.runtime, ranges)
     watch.writes_to(session.folder)
     try:
         with watch.explained():
@@ -195,7 +202,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
     agreed(group, functools.partial(_write_trace, recorder, path))
     trace = read_trace(path)
     summary = summarise(trace, group.rank, group.hosts[group.rank])
-    found = group.gather((trace.begin, clock, summary))
+    found = group.gather((trace.begin, clock, summary), tuple[int, ClockOffset, RankSummary])
     del trace
     if group.is_first:
         parts = [

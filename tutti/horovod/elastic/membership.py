@@ -10,7 +10,7 @@ from dataclasses import asdict
 import torch.distributed as dist
 
 from tutti.config.schema import RuntimeConfig
-from tutti.horovod.engine.messages import Channel, ChannelClosed, StoreChannel
+from tutti.horovod.engine.messages import Channel, HubChannel
 from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.run.messages import ADDRESS_VARIABLE, WORKER_VARIABLE, Assignment, Notice, RankRequest
 from tutti.ranks.group import Group, join
@@ -19,6 +19,7 @@ from tutti.ranks.placement import Placement
 from tutti.ranks.secret import find_secret
 
 LAUNCHER = "the elastic driver"
+DRIVER_ENDED = "The elastic driver has ended; the job cannot continue without it."
 _CONNECT_SECONDS = 60.0
 _NOTICE_SECONDS = 10.0  # in which the driver knows why a rendezvous failed
 _LAST_SECONDS = 1.0  # for a rendezvous that may have succeeded before a rank was lost
@@ -55,7 +56,7 @@ class Membership:
         self._driver_ended = False
         self._lost = Notice("lost")  # of the newest generation that has lost a worker
         self._hosts = Notice("hosts")
-        self._channel: StoreChannel | None = None
+        self._channel: HubChannel | None = None
         self._connection = self._connect(int(port))
         self._receiver = threading.Thread(target=self._receive, name="hvd_membership", daemon=True)
         self._receiver.start()
@@ -73,10 +74,10 @@ class Membership:
     def watch(self, channel: Channel) -> None:
         """Have a job's channel interrupted as soon as the driver reports that one of its ranks is lost."""
         with self._changed:
-            self._channel = channel if isinstance(channel, StoreChannel) else None
+            self._channel = channel if isinstance(channel, HubChannel) else None
             lost = self._lost if self._is_lost() else None
         if lost is not None:
-            self._interrupt(lost)
+            self._interrupt(lost.text + ".")
 
     def hosts_changed(self) -> Notice | None:
         """Return the driver's notice that hosts were added or removed since this generation began."""
@@ -108,7 +109,7 @@ class Membership:
             self._changed.wait_for(lambda: self._driver_ended or self._is_answered())
             assignment = self._answer if self._is_answered() else None
         if assignment is None:
-            raise HorovodInternalError("The elastic driver has ended; the job cannot continue without it.")
+            raise HorovodInternalError(DRIVER_ENDED)
         if assignment.leave:
             print(f"worker {self.worker} leaves: {assignment.refusal}", file=sys.stderr, flush=True)
             raise SystemExit(0)
@@ -158,7 +159,7 @@ class Membership:
         return self._lost.generation == self.assignment.generation
 
     def _receive(self) -> None:
-        """Take in the driver's messages until it ends; the channels of the job end with its store."""
+        """Take in the driver's messages until it ends; the job then ends, too."""
         for message in self._connection.messages():
             kind = message.pop("kind", None)
             with self._changed:
@@ -169,10 +170,11 @@ class Membership:
                 self._changed.notify_all()
                 lost = self._lost if self._channel and self._is_lost() else None
             if lost is not None:
-                self._interrupt(lost)
+                self._interrupt(lost.text + ".")
         with self._changed:
             self._driver_ended = True
             self._changed.notify_all()
+        self._interrupt(DRIVER_ENDED)
 
     def _note(self, notice: Notice) -> None:
         if notice.change == "hosts":
@@ -180,12 +182,11 @@ class Membership:
         else:
             self._lost = notice
 
-    def _interrupt(self, notice: Notice) -> None:
+    def _interrupt(self, why: str) -> None:
         with self._changed:
             channel, self._channel = self._channel, None
         if channel is not None:
-            with suppress(ChannelClosed):
-                channel.interrupt(f"{notice.text}.")
+            channel.interrupt(why)
 
     def _close(self) -> None:
         """End the thread before the interpreter ends."""
@@ -210,13 +211,16 @@ class _RendezvousAttempt:
             world = dist.group.WORLD
             group.barrier("hvd.init()", runtime.start_timeout_seconds)
         except Exception as problem:
-            group, error = None, problem
+            error = problem
         with self._changed:
-            self.group, self.error, self.ended = group, error, True
+            self.group, self.error, self.ended = None if error else group, error, True
             self._changed.notify_all()
             late = self.abandoned and world is not None and world is dist.group.WORLD
+            unused = group if error or self.abandoned else None
         if late:
             close_group(whole=False)
+        if unused is not None:
+            unused.hub.close(0.0)
 
 
 def close_group(whole: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -200,7 +201,7 @@ class Coordination:
         if self._timeline.runs:
             self._timeline.cycle()
         for message in messages:
-            received[message.rank] = now
+            received[message.rank] = -math.inf if message.gone else now
             self._coordinator.receive(message, now)
             if self._timeline.runs:
                 self._timeline.submitted(self._coordinator.requests(message), message.rank)
@@ -221,20 +222,20 @@ class Coordination:
                 self._timeline.granted(response.requests)
         sets = before | self._coordinator.sets
         short = [self._shortened(response) for response in responses]
-        for rank in range(self._size):
-            own = [response for response in short if rank in sets[response.process_set]]
-            if own:
-                self._channel.respond(rank, own)
+        for ranks, own in _by_ranks(self._size, short, [sets[response.process_set] for response in short]):
+            self._channel.respond(ranks, own)
 
     def _hurry(self) -> None:
         """Make ranks that others wait for send the requests they have collected."""
-        for rank in self._coordinator.missing(self._waiting) if self._waiting else ():
-            self._channel.respond(rank, [Response("hurry")])
+        missing = self._coordinator.missing(self._waiting) if self._waiting else ()
+        if missing:
+            self._channel.respond(sorted(missing), [Response("hurry")])
 
     def _describe_loss(self, what: str, since: float, received: dict[int, float], now: float) -> str:
         """Describe why an operation failed, and name the ranks that have sent no heartbeat since as dead."""
         silent = [rank for rank, last in received.items() if last < since]
-        if silent and now - since < 2 * self._heartbeat_seconds:
+        unsure = any(received[rank] > -math.inf for rank in silent)
+        if unsure and now - since < 2 * self._heartbeat_seconds:
             return ""
         gone = f" Rank {', '.join(map(str, silent))} has not responded since, and is treated as dead." if silent else ""
         return f"{what}.{gone} {SHUT_DOWN}"
@@ -249,8 +250,7 @@ class Coordination:
         return response
 
     def _respond_to_all(self, responses: list[Response]) -> None:
-        for rank in range(self._size):
-            self._channel.respond(rank, responses)
+        self._channel.respond(range(self._size), responses)
 
     def _problem(self, received: dict[int, float], now: float) -> str:
         """Warn of operations that some ranks do not submit; return an error for a dead rank or a long stall."""
@@ -259,8 +259,10 @@ class Coordination:
         silence = self._silence_seconds
         silent = [rank for rank, last in received.items() if now - last > silence]
         if silent:
+            gone = all(received[rank] == -math.inf for rank in silent)
+            how = "since its connection was closed" if gone else f"for {silence:g} s"
             ranks = ", ".join(map(str, silent))
-            return f"rank {ranks} has not responded for {silence:g} s and is treated as dead. {SHUT_DOWN}"
+            return f"rank {ranks} has not responded {how} and is treated as dead. {SHUT_DOWN}"
         warning = self._settings.stall_warning_seconds
         if warning is None:
             return ""
@@ -275,3 +277,16 @@ class Coordination:
         if limit >= warning and oldest is not None and now - oldest > limit:
             return f"an operation has waited for more than {limit:g} s for some ranks. {SHUT_DOWN}"
         return ""
+
+
+def _by_ranks(
+    size: int, responses: list[Response], members: list[tuple[int, ...]]
+) -> Iterable[tuple[list[int], list[Response]]]:
+    """Return which ranks get which responses; ranks that get the same are told together."""
+    if all(len(ranks) == size for ranks in members):
+        return [(list(range(size)), responses)]
+    told: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(size):
+        own = tuple(place for place, ranks in enumerate(members) if rank in ranks)
+        told.setdefault(own, []).append(rank)
+    return [(ranks, [responses[place] for place in own]) for own, ranks in told.items() if own]

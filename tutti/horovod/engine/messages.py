@@ -1,16 +1,13 @@
 """The messages between ranks and their coordinator, and the channels that carry them."""
 
-import pickle
 import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Literal, NamedTuple, Protocol
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-import torch.distributed as dist
-
-from tutti.ranks.stop_agreement import waiting_connection
+from tutti.ranks.hub_client import HubClient
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
@@ -43,6 +40,14 @@ class TensorRequest(NamedTuple):
     parts: tuple[tuple[int, ...], ...] = ()  # shapes of the tensors that are packed in this one
     members: tuple[int, ...] = ()  # of a process set to add or remove
 
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> "TensorRequest":
+        """Return a request as another rank has sent it."""
+        request = cls(*(_frozen(value) for value in plain))
+        if request.kind not in get_args(Kind) or not isinstance(request.name, str):
+            raise ValueError(f"expected a request, not {plain!r:.80}")
+        return request
+
     @property
     def key(self) -> Key:
         return self.process_set, f"{'process_set' if self.kind in SET_CHANGES else self.kind}.{self.name}"
@@ -58,6 +63,18 @@ class Message:
     waits: bool = False  # a thread of this rank waits for a result
     lost: str = ""  # an operation failed here, perhaps because a rank has ended
     leaves: bool = False  # this rank shuts down
+    gone: bool = False  # the connection of this rank has ended
+
+    def plain(self) -> list[Any]:
+        """Return what is sent of it."""
+        return [self.requests, self.known, self.waits, self.lost, self.leaves]
+
+    @classmethod
+    def from_plain(cls, rank: int, plain: list[Any]) -> "Message":
+        """Return the message that a rank has sent."""
+        requests, known, waits, lost, leaves = plain
+        made = tuple(TensorRequest.from_plain(each) for each in requests)
+        return cls(rank, made, tuple(map(int, known)), bool(waits), str(lost), bool(leaves))
 
 
 @dataclass(frozen=True)
@@ -74,8 +91,24 @@ class Response:
     last_joined: int = -1
     set_number: int = -1  # of the process set that was added or removed
 
+    def plain(self) -> list[Any]:
+        """Return what is sent of it."""
+        return [getattr(self, name) for name in _RESPONSE_FIELDS]
 
-_FORGET_AFTER = 1000
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> "Response":
+        """Return a response that the coordinator has sent."""
+        kind, process_set, requests, *rest = plain
+        made = tuple(TensorRequest.from_plain(each) for each in requests)
+        return cls(kind, int(process_set), made, *(_frozen(value) for value in rest))
+
+
+_RESPONSE_FIELDS = [field.name for field in fields(Response)]
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value with tuples in the place of lists."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 class ChannelClosed(Exception):
@@ -89,7 +122,7 @@ class Channel(Protocol):
 
     def receive(self) -> list[Message]: ...
 
-    def respond(self, rank: int, responses: list[Response]) -> None: ...
+    def respond(self, ranks: Sequence[int], responses: list[Response]) -> None: ...
 
     def responses(self, deadline_seconds: float) -> list[Response]: ...
 
@@ -107,103 +140,124 @@ class LocalChannel:
         self._up.put(message)
 
     def receive(self) -> list[Message]:
-        received = [self._up.get()]
-        while not self._up.empty():
-            received.append(self._up.get())
-        return received
+        return _take_all(self._up)
 
-    def respond(self, rank: int, responses: list[Response]) -> None:
+    def respond(self, ranks: Sequence[int], responses: list[Response]) -> None:
         self._down.put(responses)
 
     def responses(self, deadline_seconds: float) -> list[Response]:
-        try:
-            return self._down.get(timeout=deadline_seconds)
-        except queue.Empty as error:
-            raise ChannelClosed(f"nothing came for {deadline_seconds:g} s") from error
+        return _take(self._down, deadline_seconds)
 
     def leave(self, size: int, seconds: float) -> None:
         """Return at once: there is no other rank."""
 
 
-class Connections:
-    """A rank's connections to the store, one for each thread, since waiting blocks them; made once for all jobs."""
+class HubChannel:
+    """Messages of ranks to the coordinator in rank 0, and its responses, over the connections of the hub.
 
-    def __init__(self, store: dist.Store, coordinates: bool) -> None:
-        self.to_send = waiting_connection(store)
-        self.to_wait = waiting_connection(store)
-        self.to_receive = waiting_connection(store) if coordinates else self.to_wait
-
-
-class StoreChannel:
-    """Queues in the TCP store of rank 0.
-
-    Ranks and the coordinator send a heartbeat every few seconds: a rank that receives nothing for
-    longer treats the coordinator as dead, and the coordinator determines which ranks are silent.
+    Ranks and the coordinator send a heartbeat every few seconds: a rank that receives nothing for longer treats the
+    coordinator as dead, and the coordinator determines which ranks are silent. A connection that ends says so at once.
     """
 
-    def __init__(self, connections: Connections, generation: int, rank: int) -> None:
-        self._to = connections
-        self._up = f"hvd/{generation}/up"
-        self._down = f"hvd/{generation}/down"
-        self._left = f"hvd/{generation}/left"
+    def __init__(self, hub: HubClient, generation: int, rank: int) -> None:
+        self._hub = hub
+        self._generation = generation
         self._rank = rank
-        self._pops = {self._up: 0, self._own: 0}
-
-    @property
-    def _own(self) -> str:
-        return f"{self._down}/{self._rank}"
+        self._up: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._down: queue.SimpleQueue[list[Response] | None] = queue.SimpleQueue()
+        self._left: set[int] = set()  # on rank 0: ranks that receive no more
+        self._changed = threading.Condition()
+        if hub.hub is not None:
+            hub.hub.on_engine, hub.hub.on_gone = self._on_message, self._on_gone
+        else:
+            hub.on("engine", self._on_responses)
+            hub.on("ended", self._on_ended)
 
     def send(self, message: Message) -> None:
-        with _connected():
-            self._to.to_send.queue_push(self._up, pickle.dumps(message))
+        if self._rank == 0:
+            self._up.put(message)
+        elif self._hub.ended:
+            raise ChannelClosed("the connection was closed")
+        else:
+            self._send(message=message.plain())
 
     def receive(self) -> list[Message]:
-        """Return all messages in the queue, or wait for the next one."""
-        with _connected():
-            received = [self._pop(self._to.to_receive, self._up)]
-            received += [
-                self._pop(self._to.to_receive, self._up) for _ in range(self._to.to_receive.queue_len(self._up))
-            ]
-        return [pickle.loads(content) for content in received]
+        """Return all messages that have arrived, or wait for the next one: this rank's heartbeat, at the latest."""
+        return _take_all(self._up)
 
-    def respond(self, rank: int, responses: list[Response]) -> None:
-        with _connected():
-            self._to.to_receive.queue_push(f"{self._down}/{rank}", pickle.dumps(responses))
+    def respond(self, ranks: Sequence[int], responses: list[Response]) -> None:
+        assert self._hub.hub is not None
+        content = {"generation": self._generation, "responses": [response.plain() for response in responses]}
+        self._hub.hub.send([rank for rank in ranks if rank], "engine", content)
+        if 0 in ranks:
+            self._down.put(responses)
 
     def responses(self, deadline_seconds: float) -> list[Response]:
-        with _connected():
-            self._to.to_wait.set_timeout(timedelta(seconds=deadline_seconds))
-            return pickle.loads(self._pop(self._to.to_wait, self._own))
+        found = _take(self._down, deadline_seconds)
+        if found is None:
+            raise ChannelClosed("the connection was closed")
+        return found
 
     def leave(self, size: int, seconds: float) -> None:
-        """Leave the channel; rank 0, whose process may hold the store, waits until all ranks have left."""
-        with _connected():
-            if self._to.to_wait.add(self._left, 1) == size:
-                self._to.to_wait.set(f"{self._left}/all", "")
-            if self._rank == 0:
-                self._to.to_wait.wait([f"{self._left}/all"], timedelta(seconds=seconds))
+        """Leave the channel; rank 0, in whose process the hub is, waits until all ranks have left."""
+        if self._rank:
+            self._send(left=True)
+            self._hub.off("engine", self._on_responses)
+            self._hub.off("ended", self._on_ended)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._left | {0}) == size, seconds)
 
     def interrupt(self, why: str) -> None:
         """End the job on this rank, since another rank is dead, and let no rank wait for that one; for any thread."""
-        with _connected():
-            connection = waiting_connection(self._to.to_send)
-            connection.queue_push(self._own, pickle.dumps([Response("shutdown", error=why)]))
-            connection.queue_push(self._up, pickle.dumps(Message(self._rank, leaves=True)))
-            connection.set(f"{self._left}/all", "")
+        self._down.put([Response("shutdown", error=why)])
+        with suppress(ChannelClosed):
+            self.send(Message(self._rank, leaves=True))
+        with self._changed:
+            self._left.update(range(self._hub.world_size))
+            self._changed.notify_all()
 
-    def _pop(self, connection: dist.Store, key: str) -> bytes:
-        """Return the next item of a queue; setting the key frees the store's records of earlier waits for it."""
-        self._pops[key] += 1
-        if self._pops[key] % _FORGET_AFTER == 0:
-            connection.set(key, "")
-            connection.delete_key(key)
-        return connection.queue_pop(key, True)
+    def _send(self, **content: Any) -> None:
+        self._hub.send("engine", generation=self._generation, **content)
+
+    def _on_message(self, rank: int, content: dict[str, Any]) -> None:
+        if content["generation"] != self._generation:
+            return
+        if "message" in content:
+            self._up.put(Message.from_plain(rank, content["message"]))
+        else:
+            self._leave(rank)
+
+    def _on_gone(self, rank: int) -> None:
+        self._up.put(Message(rank, gone=True))
+        self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        with self._changed:
+            self._left.add(rank)
+            self._changed.notify_all()
+
+    def _on_responses(self, content: dict[str, Any]) -> None:
+        if content["generation"] == self._generation:
+            self._down.put([Response.from_plain(plain) for plain in content["responses"]])
+
+    def _on_ended(self, _: dict[str, Any]) -> None:
+        self._down.put(None)
 
 
-@contextmanager
-def _connected() -> Iterator[None]:
-    """Raise ChannelClosed where a connection breaks."""
+T = TypeVar("T")
+
+
+def _take(items: queue.SimpleQueue[T], seconds: float) -> T:
     try:
-        yield
-    except RuntimeError as error:
-        raise ChannelClosed(str(error)) from error
+        return items.get(timeout=seconds)
+    except queue.Empty as error:
+        raise ChannelClosed(f"nothing came for {seconds:g} s") from error
+
+
+def _take_all(items: queue.SimpleQueue[T]) -> list[T]:
+    """Return all items, or wait for the first."""
+    taken = [items.get()]
+    while not items.empty():
+        taken.append(items.get())
+    return taken

@@ -1,0 +1,268 @@
+"""The hub of a job: every rank has one connection to rank 0, over which ranks wait for each other, stop and search.
+
+Whatever is agreed costs a rank a fixed number of messages, however many ranks there are. A rank that ends closes its
+connection, and the others learn that at once. Nothing here uses collectives, which may be what hangs.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from tutti import units
+from tutti.ranks.messages import Event, MessageServer, Peer
+from tutti.ranks.secret import Secret
+
+Returns = Literal["nothing", "all", "first", "any", "next", "some"]  # which items of a meeting a rank gets
+
+RANKS_PER_SECOND = 200  # that a hub serves at least, on a busy host
+LOST_SECONDS = 5.0  # in which the main threads of ranks notice a lost rank themselves
+_MOST_SOME = 16
+_SLICE_BYTES = 4 << 20  # of the items of a meeting in one message
+
+
+def allow_seconds(base_seconds: float, world_size: int) -> float:
+    """Return the deadline of an answer that takes so long with few ranks, for this number of ranks."""
+    return base_seconds + world_size / RANKS_PER_SECOND
+
+
+class Hub:
+    """What rank 0 knows of all ranks; `send(ranks, kind, content)` reaches some of them, or all with None."""
+
+    def __init__(self, world_size: int, send: Callable[[Iterable[int] | None, str, dict[str, Any]], None]) -> None:
+        self.world_size = world_size
+        self.hosts: dict[int, str] = {}
+        self.on_engine: Callable[[int, dict[str, Any]], None] = lambda rank, message: None
+        self.on_gone: Callable[[int], None] = lambda rank: None
+        self.conclude: Callable[[str, dict[int, Any]], tuple[str, int]] | None = None  # what a search has found
+        self.left: set[int] = set()  # ranks that have said that they end
+        self.lost: set[int] = set()  # ranks whose connection has ended without that
+        self.send = send
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._meetings: dict[int, dict[int, Any]] = {}
+        self._failed: dict[int, dict[str, Any]] = {}  # meetings that were given up
+        self._stops = False
+        self._begun: dict[int, int] = {}
+        self._has_failure = False
+        self._search: tuple[str, int] | None = None  # what is searched for, and who asked first
+        self._positions: dict[int, Any] | None = None
+        self._timers: list[threading.Timer] = []
+        self._takes = {
+            "arrive": self._on_arrive,
+            "deadline": self._on_deadline,
+            "stop": self._on_stop,
+            "begun": self._on_begun,
+            "failed": self._on_failed,
+            "search": self._on_search,
+            "here": self._on_here,
+            "leave": self._on_leave,
+        }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return (*self._takes, "engine")
+
+    def join(self, rank: int, host: str) -> str:
+        """Take in a rank; return why it is refused, or an empty string."""
+        with self._lock:
+            if not 0 <= rank < self.world_size:
+                return f"rank {rank} of {self.world_size}"
+            if rank in self.hosts:
+                there = "has left" if rank in self.left else "is there already"
+                return f"rank {rank} {there}, from host {self.hosts[rank]}"
+            self.hosts[rank] = host
+            return ""
+
+    def receive(self, rank: int, message: dict[str, Any]) -> None:
+        """Handle the message of a rank; any thread may call this."""
+        if message["kind"] == "engine":
+            self.on_engine(rank, message)
+            return
+        with self._lock:
+            self._takes[message["kind"]](rank, message)
+
+    def lose(self, rank: int) -> None:
+        """Note that the connection of a rank has ended."""
+        with self._lock:
+            if rank not in self.left:
+                self.lost.add(rank)
+                self.send(None, "lost", {"rank": rank, "host": self.hosts[rank]})
+                if self.conclude is not None and self._search is None:
+                    self._later(LOST_SECONDS, lambda: self._find_lost(rank))
+            self._gone(rank)
+
+    def wait_until_left(self, seconds: float) -> None:
+        """Wait until the other ranks have left: what they wait for comes from here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.hosts.keys() <= self.left | self.lost | {0}, seconds)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for timer in self._timers:
+            timer.cancel()
+
+    def _gone(self, rank: int) -> None:
+        self.on_gone(rank)
+        for number in list(self._meetings):
+            self._check(number)
+        self._check_begun()
+        self._check_positions()
+        self._changed.notify_all()
+
+    def _on_leave(self, rank: int, message: dict[str, Any]) -> None:
+        self.left.add(rank)
+        self._gone(rank)
+
+    # Meetings: every rank arrives, and gets items that the ranks brought.
+
+    def _on_arrive(self, rank: int, message: dict[str, Any]) -> None:
+        number = int(message["number"])
+        if number in self._failed:
+            self.send([rank], "absent", self._failed[number])
+            return
+        meeting = self._meetings.setdefault(number, {})
+        meeting[rank] = message.get("item")
+        if len(meeting) == self.world_size:
+            del self._meetings[number]
+            self._hand_out(number, message["returns"], meeting)
+        else:
+            self._check(number)
+
+    def _on_deadline(self, rank: int, message: dict[str, Any]) -> None:
+        number = int(message["number"])
+        if number in self._meetings:
+            self._give_up(number, [])
+
+    def _check(self, number: int) -> None:
+        """Give up a meeting to which a rank that has ended will not come."""
+        if gone := sorted((self.left | self.lost).difference(self._meetings[number])):
+            self._give_up(number, gone)
+
+    def _give_up(self, number: int, gone: Sequence[int]) -> None:
+        arrived = sorted(self._meetings.pop(number))
+        missing = sorted(set(range(self.world_size)).difference(arrived))
+        told = {"number": number, "missing": units.ranks(missing), "arrived": units.ranks(arrived)}
+        told["gone"] = f"{units.ranks(gone)} on host {self.hosts[gone[0]]}" if gone else ""
+        self._failed[number] = told
+        self.send(arrived, "absent", told)
+
+    def _hand_out(self, number: int, returns: Returns, items: dict[int, Any]) -> None:
+        if returns == "next":
+            for rank in items:
+                self._pass([rank], number, [items[(rank + 1) % self.world_size]])
+        elif returns == "all":
+            runs = itertools.groupby(items[rank] for rank in range(self.world_size))
+            self._pass(None, number, [[len(list(same)), item] for item, same in runs])  # often the same on many ranks
+        elif returns == "some":
+            found = [[rank, items[rank]] for rank in sorted(items) if items[rank] is not None]
+            self._pass(None, number, [len(found), *found[:_MOST_SOME]])
+        elif returns == "any":
+            self._pass(None, number, [next((items[rank] for rank in sorted(items) if items[rank] is not None), None)])
+        else:
+            self._pass(None, number, [items[0]] if returns == "first" else [])
+
+    def _pass(self, ranks: Iterable[int] | None, number: int, items: list[Any]) -> None:
+        """Let ranks pass a meeting; many or large items go in several messages."""
+        size, part = 0, []
+        for item in items:
+            part.append(item)
+            size += len(json.dumps(item)) if len(items) > 1 else 0
+            if size > _SLICE_BYTES:
+                self.send(ranks, "passes", {"number": number, "items": part})
+                size, part = 0, []
+        self.send(ranks, "passed", {"number": number, "items": part})
+
+    # The agreement on the last step.
+
+    def _on_stop(self, rank: int, message: dict[str, Any]) -> None:
+        if not self._stops:
+            self._stops = True
+            self.send(None, "stop", {"reason": message["reason"]})
+
+    def _on_begun(self, rank: int, message: dict[str, Any]) -> None:
+        self._begun[rank] = int(message["step"])
+        self._check_begun()
+
+    def _check_begun(self) -> None:
+        if self._begun and len(self._begun.keys() | self.left) == self.world_size:
+            self.send(None, "last", {"step": max(self._begun.values())})
+            self._begun.clear()
+
+    # Failures, and the search for the ranks that the others wait for.
+
+    def _on_failed(self, rank: int, message: dict[str, Any]) -> None:
+        if not self._has_failure:
+            self._has_failure = True
+            self.send(None, "failed", {"rank": rank, "host": self.hosts[rank]} | message)
+
+    def _on_search(self, rank: int, message: dict[str, Any]) -> None:
+        if self._search is None:
+            self._search, self._positions = (str(message["what"]), rank), {}
+            self._later(allow_seconds(float(message["seconds"]), self.world_size), self._end_search)
+            self.send(None, "where", {})
+
+    def _find_lost(self, rank: int) -> None:
+        what = f"rank {rank} on host {self.hosts[rank]} has ended"
+        with self._lock:
+            self._on_search(0, {"what": what, "seconds": LOST_SECONDS})
+
+    def _on_here(self, rank: int, message: dict[str, Any]) -> None:
+        if self._positions is not None:
+            self._positions[rank] = message["position"]
+            self._check_positions()
+
+    def _check_positions(self) -> None:
+        positions = self._positions
+        if positions is not None and len(positions.keys() | self.left | self.lost) == self.world_size:
+            self._later(0.0, self._end_search)
+
+    def _end_search(self) -> None:
+        """Conclude from the positions that ranks have reported; in a thread, since files are written."""
+        with self._lock:
+            if self._search is None or self._positions is None:
+                return
+            (what, reporter), positions, self._positions = self._search, self._positions, None
+        if self.conclude is not None:
+            text, exit_code = self.conclude(what, positions)
+            self.send(None, "verdict", {"text": text, "exit_code": exit_code, "reporter": reporter})
+
+    def _later(self, seconds: float, work: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, work)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+
+class HubServer(MessageServer):
+    """The connections of all ranks but rank 0, which is in the same process."""
+
+    def __init__(self, secret: Secret, world_size: int, store_port: int = 0) -> None:
+        super().__init__(secret)
+        self._store_port = store_port
+        self.hub = Hub(world_size, self._distribute)
+        self.deliver_to_first: Callable[[dict[str, Any]], None] | None = None
+        self.kinds = self.hub.kinds
+
+    def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
+        match message:
+            case {"kind": "join", "rank": int(rank), "host": str(host), "world_size": int(world_size)}:
+                why = f"expected {self.hub.world_size} ranks" if world_size != self.hub.world_size else ""
+                why = why or self.hub.join(rank, host)
+            case _:
+                rank, why = -1, "another version of tutti"
+        self.reply(peer, "refused" if why else "welcome", why=why, store_port=self._store_port)
+        return None if why else (rank, message)
+
+    def on_message(self, number: int, message: dict[str, Any]) -> None:
+        if message["kind"] == "disconnected":
+            self.hub.lose(number)
+        elif message["kind"] != "join":
+            self.hub.receive(number, message)
+
+    def _distribute(self, ranks: Iterable[int] | None, kind: str, content: dict[str, Any]) -> None:
+        others = range(1, self.hub.world_size) if ranks is None else [rank for rank in ranks if rank]
+        self.send(others, kind, **content)
+        if self.deliver_to_first is not None and (ranks is None or 0 in ranks):
+            self.deliver_to_first({"kind": kind} | content)
