@@ -8,7 +8,6 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tutti.ranks import messages
 from tutti.ranks.messages import Connection
 from tutti.ranks.secret import Secret
 
@@ -79,15 +78,15 @@ def lines_of_json(address: str, port: int, wanted: list[dict[str, Any]]) -> None
         _send(address, port, json.dumps(message).encode() + b"\n")
 
 
-def messages_under_a_secret_of_ones_own(address: str, port: int, wanted: list[dict[str, Any]]) -> None:
-    """The whole protocol, but for the proof, which is a guess."""
+def messages_with_guessed_proof_and_signature(address: str, port: int, wanted: list[dict[str, Any]]) -> None:
+    """The whole protocol, but for what only the job can compute."""
     for message in wanted:
         with _connect(address, port) as connection:
-            own = secrets.token_bytes(32)
-            connection.sendall(b"tutti/1\n" + own)
-            answer = connection.recv(64)
-            seal = messages._Seal(secrets.token_bytes(32), own + answer[:32], "client")
-            connection.sendall(secrets.token_bytes(32) + seal.pack(message))
+            connection.sendall(b"tutti/1\n" + secrets.token_bytes(32))
+            connection.recv(64)
+            content = json.dumps(message).encode()
+            signed = struct.pack("!I", len(content)) + secrets.token_bytes(16) + content
+            connection.sendall(secrets.token_bytes(32) + signed)
             with contextlib.suppress(OSError):
                 assert connection.recv(4096) == b""
 
@@ -141,7 +140,7 @@ def connections_that_are_reset(address: str, port: int, _: list[dict[str, Any]])
 
 _ATTACKS: list[Callable[[str, int, list[dict[str, Any]]], None]] = [
     lines_of_json,
-    messages_under_a_secret_of_ones_own,
+    messages_with_guessed_proof_and_signature,
     the_proof_of_the_server_sent_back,
     other_protocols,
     a_long_message_announced,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,13 @@ import pytest
 from conftest import Finished, command, environment
 from prepared import PYTHON
 from rank_jobs import reserved_port
+from strangers import attack, held_connections
 from waiting import wait_for_end, wait_until
 
 from tutti.errors import ConfigError
 from tutti.horovod.run import call
+from tutti.ranks.messages import connect, listen
+from tutti.ranks.secret import make_secret
 
 pytestmark = pytest.mark.ranks
 
@@ -39,6 +43,34 @@ import os, sys, time
 if os.environ["RANK"] == "1":
     sys.exit(3)
 time.sleep(600)
+"""
+# Ranks that add ones until they are told that it is enough, and say where their driver is.
+ADD = """
+import os, torch
+import tutti.horovod.torch as hvd
+hvd.init()
+print("driver", os.environ["TUTTI_ELASTIC_ADDRESS"], flush=True)
+steps, wrong, enough = 0, 0, 0.0
+while not enough:
+    steps += 1
+    wrong += hvd.allreduce(torch.ones(100), op=hvd.Sum, name="ones").sum().item() != 100 * hvd.size()
+    enough = hvd.allreduce(torch.tensor([float(os.path.exists("enough"))]), op=hvd.Min, name="enough").item()
+print("wrong", wrong, "size", hvd.size(), flush=True)
+"""
+# A rank that looks for the secret of its job in the command lines of this machine, also in encoded words.
+LOOK = """
+import base64, os, pathlib, re
+secret = os.environ["TUTTI_SECRET"]
+pathlib.Path("secret-" + os.environ["RANK"]).write_text(secret)
+for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        line = path.read_text(errors="replace")
+    except OSError:
+        continue
+    for word in re.findall(r"[A-Za-z0-9+/=]{40,}", line):
+        line += base64.b64decode(word[: len(word) // 4 * 4]).decode(errors="replace")
+    if secret in line:
+        print("the secret is in the command line of", path)
 """
 # A rank with a child of its own; the files say that both are there.
 WAIT = """
@@ -164,6 +196,46 @@ def test_ranks_on_another_host_join_by_ssh(ssh: tuple[list[str], dict[str, str]]
             assert said == f"sum 3.0 place {rank} 2 0 1 {rank} 2 it's\n$HOME\n", f"{others} is over ssh"
 
 
+def test_the_secret_of_a_job_is_its_own_and_in_no_command_line(
+    ssh: tuple[list[str], dict[str, str]], tmp_path: Path
+) -> None:
+    flags, env = ssh
+    given = make_secret()
+    (tmp_path / "look.py").write_text(LOOK)
+    words = ["-np", "2", "-H", f"localhost:1,{OTHER_HOST}:1", "--verbose", *flags, sys.executable, "look.py"]
+    done = horovodrun(*words, cwd=tmp_path, **env | given.environment())
+    assert done.code == 0 and "the secret is in" not in done.all, done.all
+    first, second = ((tmp_path / f"secret-{rank}").read_text() for rank in range(2))
+    assert first == second != given.value.hex() and len(first) == 64
+    assert first not in done.all
+
+
+def test_strangers_do_not_change_an_elastic_job(tmp_path: Path) -> None:
+    words = ["-np", "2", "--min-np", "2", PYTHON, "-c", ADD]
+    wanted: list[dict[str, Any]] = [{"kind": "worker", "worker": number} for number in (0, 1, 7, -1)]
+    wanted += [{"kind": "request", "number": 9, "has_state": True}, {"kind": "request"}, {"kind": "signal"}]
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        launcher = subprocess.Popen(
+            [PYTHON, "-m", "tutti.horovod.run.command", *words],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        said = wait_until(lambda: re.search(r"driver (\S+):(\d+)\n", log.read_text()), log.read_text, launcher)
+        with held_connections(said[1], int(said[2])):
+            attack(said[1], int(said[2]), wanted)
+            (tmp_path / "enough").touch()
+            code = wait_for_end(launcher, log.read_text)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert code == 0, log.read_text()
+    assert said[1] == "127.0.0.1" and log.read_text().count("wrong 0 size 2\n") == 2
+
+
 def test_a_failing_rank_ends_those_on_another_host(ssh: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
     flags, env = ssh
     done = horovodrun("-np", "2", "-H", f"{OTHER_HOST}:1,localhost:1", *flags, *program(FAIL), cwd=tmp_path, **env)
@@ -231,6 +303,26 @@ def test_what_a_rank_raises_comes_back_with_its_rank(monkeypatch: pytest.MonkeyP
         call.run(work.die_on_rank_1, num_proc=2)
     with pytest.raises(RuntimeError, match=r"(?s)rank 0 failed:.*cannot pickle 'generator'"):
         call.run(work.give_back_what_cannot_travel)
+
+
+def test_a_pickle_is_opened_only_with_the_signature_of_the_job() -> None:
+    secret, other = make_secret(), make_secret()
+    server = call.CallServer(b"call" * 3_000_000, secret)
+    port = server.start(listen(0, "127.0.0.1"))
+    answer = {"last": {"rank": 0, "well": True}}
+    wanted = [{"kind": "rank"}, {"kind": "part", "start": 0}, {"kind": "answer", "part": "gASVCg==", **answer}]
+    attack("127.0.0.1", port, wanted)
+    for part in (other.sign(b"answer", call._answer_of(0, True)), secret.sign(b"answer", call._answer_of(1, True))):
+        with connect("127.0.0.1", port, secret) as connection:
+            connection.send("rank")
+            connection.send("answer", part=call.b64encode(part).decode(), **answer)
+            assert list(connection.messages()) == []
+    assert server.answers == {}
+    signed = call._receive_call("127.0.0.1", port, secret)
+    assert secret.verify(signed, call._CALL) == b"call" * 3_000_000
+    call._send_answer("127.0.0.1", port, secret, True, b"answer" * 2_000_000)
+    assert server.answers == {0: (True, b"answer" * 2_000_000)}
+    server.close()
 
 
 def test_functions_that_cannot_travel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, parse_time, settle, show_time, site_names
-from tutti.launch.cluster.submission import JobScript, render
+from tutti.launch.cluster.submission import JobScript, prepare, render, write_job
+from tutti.ranks.secret import read_secret
+from tutti.runs.folder import RunFolder
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS: dict[str, tuple[str, Wishes, bool]] = {
@@ -126,3 +128,15 @@ def test_what_cannot_be_had_is_refused(wishes: dict[str, int], message: str) -> 
 def test_a_site_that_charges_jobs_asks_for_the_account() -> None:
     with pytest.raises(LaunchError, match=r"polaris charges jobs to an account .* expected --account NAME"):
         settle(Wishes(), with_gpus(), "digits")
+
+
+def test_the_ranks_of_a_job_share_a_secret_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    submission = prepare("digits", [], "slurm", Wishes(nodes=2, ranks_per_node=2, time="30"), 0, False)
+    for _ in range(2):  # written anew, the script keeps the secret of ranks that already run
+        write_job(submission, RunFolder(tmp_path))
+        secret = read_secret(tmp_path / "secret")
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    others = [path.read_text() for path in tmp_path.iterdir() if path.name != "secret"]
+    assert len(others) >= 2 and not any(secret.value.hex() in text for text in others)
+    assert f"FOLDER={tmp_path}\n" in (tmp_path / "job.sh").read_text()
+    assert 'export TUTTI_SECRET_FILE="$FOLDER/secret"\n' in (tmp_path / "job.sh").read_text()
