@@ -31,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
-from fault_campaign.draw import KINDS, LOCAL, PLACES, SLURM, Fault, draw_campaign  # noqa: E402
+from fault_campaign.draw import KINDS, PLACES, SLURM, Fault, draw_campaign  # noqa: E402
 from fault_campaign.judge import QUESTIONS, Verdict, judge  # noqa: E402
 
 HEAD = ("kind", "faults", *QUESTIONS)
@@ -92,7 +92,7 @@ class Campaign:
                     if fault.place == place:
                         waiting.put(fault)
                 reference = Later(lambda place=place: self._make_reference(place, cluster))
-                count = self._options.together if place == LOCAL else 1
+                count = 1 if place == SLURM else self._options.together
                 lanes += [
                     threading.Thread(target=self._run_lane, args=(waiting, reference, cluster)) for _ in range(count)
                 ]
@@ -216,7 +216,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kinds", metavar="KIND,...", help=f"only these: {', '.join(_names())}")
     parser.add_argument("--where", default=",".join(PLACES), metavar="PLACE,...", help=f"of {', '.join(PLACES)}")
     parser.add_argument("--only", metavar="INDEX,...", help="only these faults of the campaign")
-    parser.add_argument("--together", type=int, default=1, help="faults on local ranks at a time")
+    parser.add_argument("--together", type=int, default=1, help="faults of a place at a time, except on Slurm")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="for faults.jsonl and the folders of what was missed"
     )

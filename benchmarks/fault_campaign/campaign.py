@@ -71,8 +71,8 @@ def run_fault(
             start = place.start("first", None)
             found.reached = _make_fault(fault, place, start)
             _wait_for_end(fault, place, start, found)
+        found.left += [] if found.hung else _wait_until_gone(fault, place)
         _note_first(fault, place, start, found)
-        found.left += _wait_until_gone(fault, place)
         place.end_all()
         deeds.undo(fault, place)
         for name in ("plan.json", "reached", "made"):

@@ -17,6 +17,7 @@ from fault_campaign.draw import SLURM, Fault
 from fault_campaign.places import Local, Place, Slurm, Start, hold_port, processes
 
 DISK_SIZE = "6m"
+GONE_SECONDS = 30.0
 SLOW = "root tbf rate 300kbit burst 8kb latency 400ms"
 DROP = "root pfifo limit 0"
 _FREE = "tc qdisc del dev eth0 root 2>/dev/null || true; ip link set eth0 up"
@@ -57,7 +58,7 @@ def before_start(fault: Fault, place: Place) -> Iterator[None]:
         place.variables["TUTTI_JOB_ENDS"] = str(time.time() + 3 + 4 * fault.delay_seconds)
     with contextlib.ExitStack() as stack:
         if fault.kind == "taken port":
-            stranger = hold_port(place.hosts.by_name["h1"], fault.way == "talking")
+            stranger = hold_port(place.host_of_rank(0), fault.way == "talking")
             stack.callback(_end, stranger)
         if fault.kind == "code skew":
             stack.enter_context(_other_code(fault, place))
@@ -73,7 +74,10 @@ def make(fault: Fault, place: Place, start: Start) -> None:
 def undo(fault: Fault, place: Place) -> None:
     """Take a fault away again, once the run has ended: a repaired link, a disk with room."""
     if fault.kind.endswith("link") or (fault.kind == "lose node" and fault.place != SLURM):
-        place.host_of_rank(fault.rank).shell(_FREE)
+        host = place.host_of_rank(fault.rank)
+        host.shell(_FREE)
+        if fault.kind == "lose node" and place.servers:
+            place.servers.start_server(host.name)
     if fault.kind == "full disk":
         (place.folder / "runs" / "filler").unlink(missing_ok=True)
     if fault.kind == "read-only folder":
@@ -113,6 +117,9 @@ def _kill_launcher(fault: Fault, place: Place, chance: random.Random) -> None:
     assert isinstance(place, Local)
     if launcher := place.launcher():
         os.kill(launcher.pid, signal.SIGKILL)
+    deadline = time.monotonic() + GONE_SECONDS
+    while fault.kind in AFTER_KILL and place.left() and time.monotonic() < deadline:
+        time.sleep(0.02)  # the ranks end where they wait, however long the kernel takes
 
 
 def _kill_fork_server(fault: Fault, place: Place, chance: random.Random) -> None:
@@ -259,8 +266,8 @@ def _other_code(fault: Fault, place: Place) -> Iterator[None]:
     shutil.copytree(REPOSITORY / "tutti", copy, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "errors.py").open("a") as file:
         file.write("# one line more\n")
-    name = f"n{fault.rank + 1}" if fault.place == SLURM else f"h{fault.rank + 1}"  # Slurm fills the first nodes
-    host = place.hosts.by_name[name]
+    is_slurm = fault.place == SLURM  # which fills the first nodes
+    host = place.hosts.by_name[f"n{fault.rank + 1}"] if is_slurm else place.host_of_rank(fault.rank)
     host.shell(f"mount --bind {copy} {REPOSITORY / 'tutti'}")
     try:
         yield

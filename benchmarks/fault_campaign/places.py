@@ -88,13 +88,14 @@ class Place:
     """Where one fault happens: it starts runs there, finds their processes, and says what is left of them."""
 
     name: str
-    limit_seconds = 180.0  # after which a run that has not ended hangs, on however busy a machine
+    limit_seconds = 120.0  # after which a run that has not ended hangs, on however busy a machine
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         self.folder, self.hosts = folder, hosts
         self.ranks = RANKS[self.name]
         self.starts: list[Start] = []
         self.variables: dict[str, str] = {}  # of the next start
+        self.servers: slurm.Cluster | None = None  # from which programs are forked, on hosts that are not Slurm's
 
     def start(self, label: str, run: Path | None, *more: str) -> Start:
         """Begin a run, or resume the one in a folder; `more` are words of the command."""
@@ -129,7 +130,9 @@ class Place:
     def signal_rank(self, rank: int, number: int) -> bool:
         process = self.rank_process(rank)
         if process is None:
-            return False
+            if self.starts[-1].poll() or not read_starts(self.folder):
+                return False
+            raise RuntimeError(f"the process of rank {rank} is not found")
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
         return True
@@ -182,7 +185,7 @@ class Local(Place):
         return start
 
     def host_of_rank(self, rank: int) -> Host:
-        return self.hosts.by_name["h1"]
+        return next(iter(self.hosts.by_name.values()))
 
     def launcher(self) -> Process | None:
         """Return the process that a user has started, once it is there."""
@@ -209,7 +212,7 @@ class Namespaces(Place):
         self.starts.append(start)
         for rank in range(self.ranks):
             place = {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            place |= {"GROUP_RANK": str(rank), "MASTER_ADDR": self.hosts.address("h1"), "MASTER_PORT": str(PORT)}
+            place |= {"GROUP_RANK": str(rank), "MASTER_ADDR": self.host_of_rank(0).address, "MASTER_PORT": str(PORT)}
             output = self.folder / f"screen-{label}-{rank}.txt"
             start.outputs.append(output)
             words = [prepared.PYTHON, "-m", "tutti", "train", str(run or RECIPE)]
@@ -218,7 +221,7 @@ class Namespaces(Place):
         return start
 
     def host_of_rank(self, rank: int) -> Host:
-        return self.hosts.by_name[f"h{rank + 1}"]
+        return list(self.hosts.by_name.values())[rank]
 
 
 class SlurmStart(Start):
@@ -250,7 +253,7 @@ class Slurm(Place):
     """`tutti submit` to three nodes of four; the job is requeued as its script decides."""
 
     name = SLURM
-    limit_seconds = 420.0
+    limit_seconds = 300.0
     cluster: slurm.Cluster
 
     def start(self, label: str, run: Path | None, *more: str) -> Start:
@@ -313,12 +316,15 @@ def opened(fault: Fault, folder: Path, cluster: slurm.Cluster | None, fresh: boo
                     cluster.restore(node)
             cluster.clear()
         return
-    with namespaces.hosts(1 if fault.place == LOCAL else RANKS[NAMESPACES]) as hosts:
+    count = 1 if fault.place == LOCAL else RANKS[fault.place]
+    names = [f"{fault.place[0]}{fault.index + 1}h{number + 1}" for number in range(count)]  # servers go by them
+    with namespaces.hosts(names) as hosts:
         place = Local(folder, hosts) if fault.place == LOCAL else Namespaces(folder, hosts)
         servers = slurm.Cluster(hosts)
         if isinstance(place, Local) and fresh:
             place.python = sys.executable
         else:
+            place.servers = servers
             for name in hosts:
                 servers.start_server(name)
         try:
