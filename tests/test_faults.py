@@ -149,6 +149,7 @@ def test_of_two_resumes_exactly_one_may_train() -> None:
     assert judge(fault, found).is_good
     both = dataclasses.replace(found, resumes=[resumed(), resumed()])
     assert "2 of two resumes at once have trained" in judge(fault, both).problems[ENDING][0]
+    assert not judge(fault, both).answer(LEDGER)
 
 
 def test_a_damaged_checkpoint_must_be_refused_with_the_name_of_the_last_good_one() -> None:

@@ -23,6 +23,7 @@ from fault_campaign.places import RECIPE, Local, Place, Start, opened, wait_for
 EPOCHS = 4
 LEFT_SECONDS = 30.0  # within which the processes of a run that has ended are gone, however busy the machine is
 _LOOK_SECONDS = 0.01
+_STACKS_SECONDS = 1.0
 _QUICK = 0.15  # of the time to the first step, if nothing has to be imported
 # Lines of metrics.jsonl may be lost with these, and are not written again.
 _COSTS_LINES = ("full disk", "read-only folder", "torn metrics.jsonl")
@@ -134,7 +135,16 @@ def _wait_for_end(fault: Fault, place: Place, start: Start, found: Found) -> Non
         place.signal_rank(fault.rank, signal.SIGKILL)
     found.hung = found.hung or not wait_for(start, place.limit_seconds)
     if found.hung:
-        (place.folder / "hang.txt").write_text("\n".join(place.left()) + "\n")
+        _note_hang(place, "hang.txt")
+
+
+def _note_hang(place: Place, name: str) -> None:
+    """Write down which processes have not ended, and have ranks write the stacks of their threads."""
+    (place.folder / name).write_text("\n".join(place.left()) + "\n")
+    for rank in range(place.ranks):
+        with contextlib.suppress(RuntimeError, KeyError):
+            place.signal_rank(rank, signal.SIGUSR2)
+    time.sleep(_STACKS_SECONDS)
 
 
 def _note_first(fault: Fault, place: Place, start: Start, found: Found) -> None:
@@ -176,7 +186,7 @@ def _end_resume(place: Place, start: Start) -> dict[str, Any]:
     hung = not wait_for(start, place.limit_seconds)
     codes, screen = start.codes, start.screen()
     if hung:
-        (place.folder / f"hang-{start.label}.txt").write_text("\n".join(place.left()) + "\n")
+        _note_hang(place, f"hang-{start.label}.txt")
         place.end_all()
     run = place.run_folder()
     segments = ledger.read_segments(place.folder, place.ranks)

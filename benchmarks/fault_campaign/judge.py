@@ -53,6 +53,8 @@ def judge(fault: Fault, found: Found) -> Verdict:
     problems[ENDING] += _judge_ending(fault, found) + _judge_resumes(fault, found)
     problems[CAUSE] += _judge_cause(fault, found)
     problems[LEDGER] += found.ledger
+    if fault.kind == "two resumes" and all(resume["trained"] for resume in found.resumes[:2]):
+        problems[LEDGER].append("two starts have trained the same steps at once")
     problems[LEFT] += found.left
     return Verdict(problems)
 

@@ -5,11 +5,13 @@ campaign knows what was trained on, whatever the run's own files say. At the mom
 does what is asked of it, or waits until the campaign has done it.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
 import platform
 import resource
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,8 @@ def _begin() -> Trace:
     global trace
     if trace is None:
         trace = Trace()
+        stacks = open(HERE / f"stacks-{trace.rank}-{os.getpid()}.txt", "w")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR2, stacks)  # where a rank is that hangs, for the campaign to ask
         for name in ("fsync", "replace", "rename"):
             setattr(os, name, _noticed(getattr(os, name), trace))
     return trace
