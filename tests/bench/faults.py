@@ -96,7 +96,7 @@ def _reading() -> list[Case]:
         Case(
             f"{workers} loader process{'es' if workers > 1 else ''}",
             "too few loader workers",
-            f"every sample waits {milliseconds} ms, {workers} read",
+            f"every sample waits {milliseconds} ms, loader processes: {workers}",
             only("data loading"),
             recipe(data("SleepingSamples", seconds=milliseconds / 1000, workers=workers), layers(256), 16),
             suggests="data.workers",
@@ -183,7 +183,7 @@ def _hosts() -> list[Case]:
         Case(
             "a loss by rows, 2 ranks",
             ".item() in the step",
-            "the loss is made row by row, with a look at each",
+            "the loss is computed row by row and reads each value",
             only("host"),
             recipe(data(), layers(128), 128, loss={"name": PARTS + "reads_rows"}),
             ranks=2,
@@ -230,7 +230,7 @@ def _memory() -> list[Case]:
         Case(
             "102 MB of table, 4 samples",
             "oversized model",
-            "a step needs 256 rows, the optimizer walks through all",
+            "a step reads 256 rows, the optimizer updates all",
             only("memory"),
             recipe(data(), {"name": PARTS + "Table"}, 4, optim={"name": "sgd", "lr": 0.1, "momentum": 0.9}),
         )
@@ -277,7 +277,7 @@ def _healthy() -> list[Case]:
             Case(
                 "healthy: hosts at 1 Gbit/s",
                 "healthy",
-                "a step computes longer than its gradients travel",
+                "compute takes longer than communication",
                 HEALTHY,
                 recipe(data(), layers(256, 2), 1024),
                 ranks=2,
@@ -291,7 +291,7 @@ def _healthy() -> list[Case]:
 def _balanced() -> list[Case]:
     return [
         Case(
-            f"balanced: reading x{steps:g} of computing, {ranks} rank{'s' if ranks > 1 else ''}",
+            f"balanced: data loading x{steps:g} of compute, {ranks} rank{'s' if ranks > 1 else ''}",
             "balanced",
             f"a batch costs {steps:g} times the products of a step",
             HEALTHY,
