@@ -114,7 +114,7 @@ FAULTS = (
         replacement='call("scontrol", "release", job_id, failing=True)',
         wrong="A Slurm job that should start again is released instead of requeued.",
         tests=(
-            "cli/test_submit.py::test_slurm_starts_a_run_again_until_it_is_complete",
+            "cli/test_submit.py::test_slurm_requeues_a_run_until_it_is_complete",
             "launch/cluster/test_schedulers.py",
         ),
     ),

@@ -79,7 +79,7 @@ def test_metrics_are_shown_alike_everywhere() -> None:
     assert units.metric_title("valid_accuracy") == "validation accuracy"
 
 
-def test_ranks_and_names_are_listed_in_short() -> None:
+def test_ranks_and_names_are_abbreviated() -> None:
     assert [units.ranks([3]), units.ranks([0, 1, 2, 8])] == ["rank 3", "ranks 0-2, 8"]
     assert units.ranks(range(0, 40, 2)).endswith("28, 30, ...")
     assert units.ranges({8, 0, 1, 2, 3}) == "0-3,8"

@@ -53,7 +53,7 @@ def test_the_largest_level_counts_once_for_the_cores_that_share_it(tmp_path: Pat
     assert read_caches(tmp_path, [0, 1]) == [32 << 20]
 
 
-def test_caches_nobody_describes_are_not_guessed_from_files(tmp_path: Path) -> None:
+def test_caches_that_the_system_does_not_describe_are_not_guessed(tmp_path: Path) -> None:
     assert read_caches(tmp_path, [0]) == []
 
 

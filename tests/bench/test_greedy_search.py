@@ -45,13 +45,13 @@ def try_changes(search: GreedySearch, *speeds: Measurement | str) -> list[str]:
         ((0.0,) * 5, (0.0,) * 5, False, "not measured"),
     ],
 )
-def test_only_what_is_faster_beyond_the_noise_is_kept(
+def test_only_changes_faster_beyond_the_noise_are_kept(
     before: tuple[float, ...], after: tuple[float, ...], kept: bool, outcome: str
 ) -> None:
     assert compare(Figure(before), Figure(after)) == (kept, outcome)
 
 
-def test_the_bound_comes_first_and_the_verdict_is_made_anew() -> None:
+def test_changes_for_the_bound_come_first_and_the_verdict_is_updated() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1))
     read = step("data.workers=4", data=0.0, computing=0.1)
     compiled = step("data.workers=4", "speed.channels_last=true", computing=0.05)
@@ -65,7 +65,7 @@ def test_the_bound_comes_first_and_the_verdict_is_made_anew() -> None:
     ]
 
 
-def test_each_is_tried_on_top_of_what_was_kept() -> None:
+def test_each_change_is_tried_in_addition_to_those_kept() -> None:
     search = GreedySearch(step(data=0.9, computing=0.1))
     try_changes(search, step("data.workers=4", computing=0.1))
     chosen = search.next()
@@ -80,7 +80,7 @@ def test_a_later_value_takes_the_place_of_an_earlier_one() -> None:
     assert search.overrides_with(again) == ("data.workers=8",)
 
 
-def test_when_the_bound_is_spent_the_next_part_is_looked_at() -> None:
+def test_when_all_changes_for_the_bound_were_tried_the_next_part_follows() -> None:
     slow = step(data=0.7, computing=0.3)
     search = GreedySearch(slow)
     tried = try_changes(search, slow, slow, slow, slow)
@@ -98,7 +98,7 @@ def test_nothing_is_tried_against_a_part_that_is_small() -> None:
     assert search.next() is None
 
 
-def test_what_did_not_help_is_tried_again_after_a_change() -> None:
+def test_a_change_that_did_not_help_is_tried_again_after_another_was_kept() -> None:
     first = step(computing=1.0, batches_are_samples=False)
     faster = step("speed.compile=true", computing=0.5, batches_are_samples=False)
     search = GreedySearch(first)
@@ -127,7 +127,7 @@ def test_a_change_that_failed_is_recorded_and_not_tried_again() -> None:
         (("precision", "batch"), ["precision=bf16", "speed.compile=true", "batch.global=128 batch.micro=32"]),
     ],
 )
-def test_what_is_learned_changes_only_where_that_is_allowed(
+def test_changes_of_the_trained_model_are_tried_only_if_allowed(
     allow: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suggestions, "cpu_has_bf16", lambda: True)
@@ -150,7 +150,7 @@ def test_a_larger_batch_is_compared_by_samples_and_not_by_steps() -> None:
     assert search.gain == pytest.approx(2 / 1.2)
 
 
-def test_what_was_not_tried_is_told_with_how_to() -> None:
+def test_changes_that_were_not_tried_are_listed_with_how_to_try_them() -> None:
     slow = step(ranks=2, computing=by_rank(0.2, 1.0), local_ranks=2, hosts=("a", "a"))  # pyright: ignore[reportArgumentType]
     left = GreedySearch(slow).left()
     assert left[0] == "examine rank 1 on a, for example with tutti doctor"

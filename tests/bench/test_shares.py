@@ -38,7 +38,7 @@ def test_the_parts_of_one_rank_are_the_step() -> None:
     }
 
 
-def test_computing_is_the_forward_pass_the_backward_pass_and_the_update() -> None:
+def test_compute_is_the_forward_pass_the_backward_pass_and_the_update() -> None:
     seconds = {"data": 1.0, "forward": 2.0, "backward": 4.0, "communication": 8.0, "update": 16.0, "rest": 32.0}
     parts = {name: [[value]] for name, value in seconds.items()}
     shares = find_shares(made_up(trials=1, parts=parts, seconds={"whole": [[63.0]]}))
@@ -52,7 +52,7 @@ def test_computing_is_the_forward_pass_the_backward_pass_and_the_update() -> Non
     assert [figure.median for figure in shares.own] == [23.0], "what a rank does without the others"
 
 
-def test_the_exchange_is_what_the_last_rank_waits_for() -> None:
+def test_communication_is_the_time_of_the_last_rank() -> None:
     shares = find_shares(made_up(ranks=3, computing=by_rank(1.0, 3.0, 1.0), communication=0.5))
     assert shares.path["communication"].median == pytest.approx(0.5)
     assert shares.path["compute"].median == pytest.approx(1.0)
@@ -62,7 +62,7 @@ def test_the_exchange_is_what_the_last_rank_waits_for() -> None:
     assert shares.path["other"].median == pytest.approx(0.0)
 
 
-def test_of_two_ranks_the_quicker_one_is_the_measure() -> None:
+def test_of_two_ranks_the_faster_one_is_the_reference() -> None:
     shares = find_shares(made_up(ranks=2, data=by_rank(0.1, 0.7), computing=1.0))
     assert shares.path["data loading"].median == pytest.approx(0.1)
     assert shares.path["straggler"].median == pytest.approx(0.6)
@@ -84,7 +84,7 @@ def test_one_rank_hides_no_communication() -> None:
     assert find_shares(made_up(computing=1.0)).hidden(StepPart.COMMUNICATION) is None
 
 
-def test_computing_is_compared_with_computing_alone() -> None:
+def test_compute_is_compared_with_compute_alone() -> None:
     shares = find_shares(made_up(data=0.5, computing=1.5, phases={"compute": 1.0}))
     assert shares.slowdown == pytest.approx(0.5)
     assert shares.sum_check is not None
@@ -106,7 +106,7 @@ def test_small_differences_add_up_without_any_spread() -> None:
     assert check.adds_up
 
 
-def test_without_computing_alone_there_is_no_sum() -> None:
+def test_without_compute_alone_there_is_no_sum() -> None:
     shares = find_shares(made_up(computing=1.0, phases={"compute": None}))
     assert shares.sum_check is None
     assert shares.slowdown is None

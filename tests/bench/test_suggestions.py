@@ -49,7 +49,7 @@ def test_sources_that_the_dataset_does_not_offer_are_not_suggested() -> None:
     assert texts("data loading", "data.source=disk", recipe="nbody", sources=("memory",))[0] == "data.source=memory"
 
 
-def test_as_many_loader_processes_as_hide_reading_come_first() -> None:
+def test_as_many_loader_processes_as_hide_data_loading_come_first() -> None:
     values = {"batches_are_samples": True, "cores": 8, "data": 0.75, "computing": 0.25}
     assert texts("data loading", **values) == [f"data.workers={n}" for n in (4, 8, 16, 2)]
 
@@ -69,29 +69,29 @@ def test_ranks_of_a_host_share_its_cores() -> None:
     assert given == ["data.workers=8", "data.workers=4", "data.workers=2"]
 
 
-def test_fewer_loader_processes_where_they_slow_computing() -> None:
+def test_fewer_loader_processes_where_they_slow_compute() -> None:
     values = {"batches_are_samples": True, "cores": 2, "phases": {"compute": 0.2, "read": 0.1}}
     given = found("data loading", "data.workers=4", **values)
     assert [each.text for each in given] == ["data.prefetch=2", "data.prefetch=4", "data.workers=2"]
     assert given[2].why == "4 loader processes take cores from compute"
 
 
-def test_whole_batches_are_made_ahead_instead() -> None:
+def test_whole_batches_are_prefetched_instead() -> None:
     assert texts("data loading") == ["data.prefetch=2", "data.prefetch=4"]
     assert texts("data loading", "data.prefetch=2") == ["data.prefetch=4"]
     assert texts("data loading", device="cuda") == ["data.prefetch=4"]
     assert texts("data loading", "data.prefetch=4") == []
 
 
-def test_samples_of_loader_processes_are_made_ahead_too() -> None:
+def test_samples_of_loader_processes_are_prefetched_too() -> None:
     assert "data.prefetch=2" in texts("data loading", "data.workers=2", batches_are_samples=True)
 
 
-def test_computing_on_a_cpu() -> None:
+def test_compute_on_a_cpu() -> None:
     assert texts("compute", cores=8, threads=8) == ["speed.channels_last=true", "speed.compile=true"]
 
 
-def test_computing_on_a_gpu() -> None:
+def test_compute_on_a_gpu() -> None:
     given = found("compute", device="cuda")
     assert [each.text for each in given] == [
         "precision=bf16",
@@ -161,7 +161,7 @@ def test_what_slows_communication_is_turned_off() -> None:
     assert "ddp.direct=true" not in texts("communication", *settings, ranks=2, hosts=("a", "b"))
 
 
-def test_a_larger_batch_is_said_as_the_recipe_says_it() -> None:
+def test_a_larger_batch_uses_the_key_of_the_recipe() -> None:
     (larger,) = found("communication", "batch.per_rank=8", "batch.micro=null", ranks=2)
     assert larger.overrides == ("batch.per_rank=16",)
     assert larger.changes == "batch"
@@ -172,7 +172,7 @@ def test_a_larger_batch_is_said_as_the_recipe_says_it() -> None:
     assert larger.why == "half as many steps; the learning rate is scaled (schedule.scaling=sqrt)"
 
 
-def test_against_the_host_graphs_come_first_and_words_where_code_must_change() -> None:
+def test_for_the_host_graphs_come_first_and_advice_where_code_must_change() -> None:
     counted = Work(0, 0, 0, 10, 3, ("model.py:12, 3 a step",))
     given = found("host", device="cuda", work=counted)
     assert given[0].overrides == ()
@@ -186,7 +186,7 @@ def test_against_the_host_graphs_come_first_and_words_where_code_must_change() -
     assert [each.changes for each in given[1:]] == [None, None, "batch", "batch"]
 
 
-def test_against_memory() -> None:
+def test_for_memory_bandwidth() -> None:
     given = texts("memory", "batch.micro=null", device="cuda")
     assert given == [
         "precision=bf16",
@@ -196,7 +196,7 @@ def test_against_memory() -> None:
     ]
 
 
-def test_a_slow_rank_gets_words_and_cores_of_its_own() -> None:
+def test_a_straggler_gets_advice_and_cores_of_its_own() -> None:
     given = found("straggler", ranks=2, local_ranks=2, hosts=("a", "a"))
     assert given[0].overrides == ()
     assert "on a" in given[0].why
@@ -210,7 +210,7 @@ def test_balanced_parts_are_suggested_for_in_turn() -> None:
     assert given == ["data.workers=2", "speed.channels_last=true", "data.workers=4", "speed.compile=true"]
 
 
-def test_a_line_says_what_to_do_and_warns_where_learning_changes() -> None:
+def test_a_line_has_the_change_and_warns_if_the_trained_model_changes() -> None:
     assert Suggestion(("data.workers=2",), "two read").line == "try data.workers=2: two read"
     assert Suggestion((), "examine rank 2").line == "examine rank 2"
     line = Suggestion(("precision=bf16",), "half the bytes", "precision").line

@@ -79,7 +79,7 @@ def test_two_ranks_tune_and_print_the_changes(sleepy: Path, tutti: Tutti, tmp_pa
 
 
 @pytest.mark.ranks
-def test_what_cannot_be_measured_is_told_by_all_ranks_the_same(sleepy: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_the_same_error_on_all_ranks(sleepy: Path, tmp_path: Path) -> None:
     overrides = [("batch.per_rank=40",), ("data.milliseconds=slow",), ("data.worker=1",)]
     first, second = run_ranks(2, tune_work.fail, str(sleepy), str(tmp_path / "runs"), overrides)
     assert first == second

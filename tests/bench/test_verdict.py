@@ -147,7 +147,7 @@ def test_one_trial_is_judged_as_it_is() -> None:
         (work(bytes_moved=0.6, host_share=0.9), (), "host"),
     ],
 )
-def test_computing_is_the_devices_arithmetic_its_memory_or_its_host(
+def test_compute_is_limited_by_arithmetic_memory_or_the_host(
     counted: Work, settings: tuple[str, ...], bound: str
 ) -> None:
     assert judge(made_up(*settings, computing=1.0, work=counted, ceilings=UNIT)).bound == bound

@@ -136,7 +136,7 @@ def test_views_and_allocations_move_nothing() -> None:
         assert (counter.operators, counter.bytes_moved) == (0, 0)
 
 
-def test_picking_rows_does_not_read_the_table() -> None:
+def test_selecting_rows_does_not_read_the_whole_table() -> None:
     table, rows = torch.ones(1000, 4), torch.tensor([3, 5])
     assert counted(lambda: nn.functional.embedding(rows, table)).bytes_moved == (32 + 16) + 16 + 32
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_counted_becomes_a_note() -> None:
     ]
 
 
-def test_what_calls_cost_is_not_work() -> None:
+def test_the_overhead_of_calls_is_not_work() -> None:
     costs = {"aten::mm": 2.0, "aten::add": 1.0, "aten::linear": 1.0}
     assert working_seconds([Operator("aten::mm", 12.0, 0), Operator("aten::add", 9.0, 0)], costs) == 18.0
     assert working_seconds([Operator("aten::linear", 12.0, 2)], costs) == 9.0
@@ -174,7 +174,7 @@ def test_an_operator_that_takes_hardly_longer_than_its_call_does_no_work() -> No
     assert working_seconds([Operator("aten::mm", 6.0, 0)], costs) == 0.0
 
 
-def test_what_a_call_costs_is_the_middle_of_several() -> None:
+def test_the_overhead_of_a_call_is_the_median_of_several() -> None:
     calls = [Operator("aten::mm", seconds, 0) for seconds in (9.0, 2.0, 3.0)]
     assert usual_by_name([*calls, Operator("aten::add", 1.0, 0)]) == {"aten::mm": 3.0, "aten::add": 1.0}
 

@@ -66,7 +66,7 @@ def test_results_are_those_of_the_run_folders(
     assert rows["run folder"] == runs
 
 
-def test_runs_that_have_told_nothing_yet_or_were_cut_short_have_a_column(
+def test_runs_without_metrics_or_with_truncated_ones_have_a_column(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     young, timed = (make_run(tmp_path / "runs" / "digits" / name) for name in ("young", "timed"))

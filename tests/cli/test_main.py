@@ -46,7 +46,7 @@ def test_help_of_every_command_has_an_example(name: str) -> None:
     assert any(f"tutti {name}" in line for line in examples), shown
 
 
-def test_a_misspelled_command_is_told_with_the_right_one() -> None:
+def test_a_misspelled_command_suggests_the_right_one() -> None:
     done = CliRunner().invoke(app, ["trian"], env={"COLUMNS": "500"})
     assert done.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'" in done.output

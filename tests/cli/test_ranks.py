@@ -33,6 +33,6 @@ def test_a_launcher_ends_as_its_ranks_did(
     assert f"run folder: {run.path}" in told
 
 
-def test_a_launcher_whose_ranks_are_done_goes_on(run: RunFolder) -> None:
+def test_a_launcher_whose_ranks_succeeded_continues(run: RunFolder) -> None:
     finish(run, None)
     assert Record.open(run.record).content["state"] == "interrupted"

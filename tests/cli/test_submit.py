@@ -134,7 +134,7 @@ def test_a_dry_run_shows_the_script_and_leaves_nothing(tutti: Tutti, tmp_path: P
         (["--on", "slurm", "out=/proc/runs"], ["/proc cannot be written"]),
     ],
 )
-def test_a_wrong_wish_is_refused_before_anything_is_written(
+def test_wrong_resources_are_refused_before_anything_is_written(
     cluster: Cluster, words: list[str], message: list[str]
 ) -> None:
     assert_refused(cluster.tutti("submit", "digits", *words), *message)
@@ -158,7 +158,7 @@ def test_a_login_node_needs_no_torch_to_submit(cluster: Cluster) -> None:
 
 
 @pytest.mark.system
-def test_a_machine_without_the_scheduler_is_told_what_is_missing(tutti: Tutti, tmp_path: Path) -> None:
+def test_without_the_scheduler_the_error_names_the_missing_command(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("submit", "digits", "--on", "slurm", PATH=str(tmp_path))
     assert_refused(done, "sbatch, with which jobs are submitted to slurm, is not on this machine", "--dry-run")
     assert not any(tmp_path.iterdir())
@@ -208,7 +208,7 @@ def test_a_submitted_run_is_followed_to_its_end(cluster: Cluster) -> None:
 
 
 @pytest.mark.system
-def test_a_cancelled_run_is_asked_to_save_and_not_started_again(cluster: Cluster) -> None:
+def test_a_cancelled_run_saves_and_is_not_requeued(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-slurm.yaml")
     cluster.says(JobState="RUNNING", NodeList="n1")
     assert "signalled to save and end" in cluster.tutti("cancel", str(folder)).out
@@ -229,7 +229,7 @@ def test_a_folder_without_a_job_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.system
-def test_slurm_starts_a_run_again_until_it_is_complete(cluster: Cluster) -> None:
+def test_slurm_requeues_a_run_until_it_is_complete(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-slurm.yaml")
     for number, start in enumerate(("10 75", "20 137"), start=1):
         done = cluster.start(folder, start, SLURM_JOB_ID="41")
@@ -264,7 +264,7 @@ def test_a_run_that_would_fail_again_ends_its_job(cluster: Cluster, start: str, 
 
 
 @pytest.mark.system
-def test_pbs_gets_the_script_again_as_a_new_job_at_most_so_often(cluster: Cluster) -> None:
+def test_pbs_resubmits_the_script_a_limited_number_of_times(cluster: Cluster) -> None:
     folder = cluster.submit("--on", "my-pbs.yaml", "--max-requeues", "1")
     settings = {"PBS_NODEFILE": "/dev/null"}
     assert cluster.start(folder, "10 75", PBS_JOBID="1.pbs", **settings).code == 0

@@ -360,7 +360,7 @@ def test_an_unknown_key_at_the_top_names_its_file_and_the_nearest_key(tmp_path: 
     assert message.endswith(" Did you mean 'precision'?")
 
 
-def test_every_wrong_key_is_told_at_once(runs: str) -> None:
+def test_all_wrong_keys_are_reported_at_once(runs: str) -> None:
     assert refusal(runs, "epochs=0", "seed=-1", "model.name=mpl").splitlines() == [
         f"model.name='mpl' (command line): expected one of {MODELS}, or module:object. Did you mean 'mlp'?",
         "epochs=0 (command line): expected greater than 0.",
@@ -382,13 +382,13 @@ def test_a_list_that_is_too_short_is_refused_with_a_fix_that_can_be_typed() -> N
     assert "optim.betas.1=" not in message
 
 
-def test_a_section_given_as_a_name_is_not_told_that_the_name_is_unknown() -> None:
+def test_a_section_given_as_a_name_is_refused_as_such() -> None:
     message = refusal("digits", "model=mlp")
     assert "model" in message
     assert "Did you mean 'mlp'?" not in message
 
 
-def test_a_date_that_does_not_exist_is_refused_in_words() -> None:
+def test_a_date_that_does_not_exist_is_refused_with_a_message() -> None:
     assert "2024-13-45" in refusal("digits", "out=2024-13-45")
 
 

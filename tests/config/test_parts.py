@@ -207,7 +207,7 @@ def test_options_that_do_not_fit_are_refused(target: Any, options: dict[str, Any
 
 
 @pytest.mark.parametrize("text", ["functools.partial(Net, width=3)", "Net(3)"])
-def test_a_callable_without_a_name_is_refused_in_words_too(module: Module, text: str) -> None:
+def test_a_callable_without_a_name_is_refused_with_a_message_too(module: Module, text: str) -> None:
     name = module(
         "import functools\n\nclass Net:\n    def __init__(self, width): ...\n    def __call__(self, width): ...\n"
         f"\nmake = {text}\n"

@@ -53,7 +53,7 @@ def test_no_built_in_recipe_names_ranks_or_a_machine(name: str) -> None:
         ("nbody", "valid", "nbody/valid.h5"),
     ],
 )
-def test_the_place_of_data_comes_from_the_environment(
+def test_the_path_of_data_comes_from_the_environment(
     recipe: str, option: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TUTTI_DATA", raising=False)

@@ -57,7 +57,7 @@ def test_ranks_of_a_host_are_named_together_and_hosts_apart() -> None:
     assert second.startswith("fault: rank 12 on host n3 has torch 2.12.0, 11 of 16 ranks have torch 2.13.0.")
 
 
-def test_of_two_ranks_that_differ_rank_0_is_taken_for_right() -> None:
+def test_if_two_ranks_differ_the_other_than_rank_0_is_named() -> None:
     (line,) = lines([rank(0), rank(1, fingerprint=VERSIONS | {"code": "bbbb"})])
     assert line.startswith(
         "fault: rank 1 on host n1 has tutti's code with digest bbbb, rank 0 has tutti's code with digest aaaa."
@@ -72,7 +72,7 @@ def test_fingerprints_of_all_ranks_are_compared_at_every_start() -> None:
     assert line.startswith("rank 2 on host c has no torch, all others have torch 2.13.0.")
 
 
-def test_a_rank_that_could_not_be_asked_does_not_shift_the_others() -> None:
+def test_a_rank_without_an_answer_does_not_shift_the_others() -> None:
     facts = [rank(0), rank(1), rank(3, fingerprint=VERSIONS | {"torch": "2.11.0"})]
     assert lines(facts)[0].startswith("fault: rank 3 on host n3 has torch 2.11.0")
 
@@ -98,7 +98,7 @@ def test_a_host_with_other_data_is_named() -> None:
     assert line.startswith("fault: rank 2 on host n2 has data/x that it cannot read (Permission denied), all others")
 
 
-def test_data_that_nobody_has_is_a_fault() -> None:
+def test_data_that_no_host_has_is_a_fault() -> None:
     missing = {"data/x": {"kind": "missing"}}
     (line,) = lines([rank(0, data=missing), rank(1, data=missing)])
     assert line == "fault: no host has data/x, where the recipe reads its data. Set data.path, or fetch it."

@@ -21,7 +21,7 @@ def test_a_fingerprint_has_versions_and_code() -> None:
     assert found["code"] == own_code() == digest_of_package(Path(tutti.__file__).parent)
 
 
-def test_the_digest_of_a_package_knows_every_change_and_no_place(tmp_path: Path) -> None:
+def test_the_digest_of_a_package_depends_on_its_files_and_not_on_its_location(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     (first / "inner").mkdir(parents=True)
     (first / "inner" / "a.py").write_text("x = 1\n")

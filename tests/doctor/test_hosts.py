@@ -128,7 +128,7 @@ def slow_to(ward: Ward, host: str) -> str:
     """
 
 
-def test_hosts_in_health_are_ready_and_the_record_has_all_figures(ward: Ward) -> None:
+def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(ward: Ward) -> None:
     done, *others = ward.doctor("--json", "doctor.json")
     assert (done.code, done.err) == (0, "")
     assert findings(done) == []
@@ -181,7 +181,7 @@ def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(ward: Ward) -> N
     assert [each.code for each in others] == [0, 0, 0]
 
 
-def test_a_host_that_does_not_come_is_named_at_the_deadline(ward: Ward) -> None:
+def test_a_host_that_does_not_connect_is_named_at_the_deadline(ward: Ward) -> None:
     done, *_ = ward.doctor("--wait", "10", absent=("h4",))
     assert done.code == 1
     assert "fault: rank 3 of 4 did not connect within 10 s; ranks 0-2 did." in done.out
@@ -238,7 +238,7 @@ def test_a_run_starts_after_its_preflight_and_keeps_the_record(ward: Ward) -> No
     assert json.loads((ward.folder / "run" / "doctor.json").read_text())["ready"]
 
 
-def test_a_run_with_a_fault_does_not_start_and_every_rank_knows_why(ward: Ward) -> None:
+def test_a_run_with_a_fault_does_not_start_and_every_rank_reports_why(ward: Ward) -> None:
     (ward.folder / "apart").mkdir()
     apart = ward.folder / "apart"
     with ward.ill("h2", f"mount -t tmpfs tmpfs {apart}", f"umount {apart}"), ward.ill("h4", SLOW, FAST):

@@ -93,7 +93,7 @@ def test_a_slow_host_and_a_slow_link_elsewhere_are_both_named() -> None:
     ]
 
 
-def test_two_racks_with_slow_links_between_them_are_the_usual_thing() -> None:
+def test_two_racks_with_slow_links_between_them_are_no_finding() -> None:
     slow = {}
     for first in "abcd":
         for second in "efgh":

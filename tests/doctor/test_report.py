@@ -41,7 +41,7 @@ def test_of_many_hosts_the_first_are_shown(capsys: pytest.CaptureFixture[str]) -
     assert " ".join(rows[-1]) == "and 60 more hosts, in the record"
 
 
-def test_findings_stand_below_the_table_and_the_last_line_closes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_follow_the_table_and_the_last_line_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     found = [fault("a link is dead"), warning("a clock is wrong")]
     reduced = [{"bytes": 8, "seconds": 4e-4}, {"bytes": 8_000_000, "seconds": 0.5}]
     print_report(DoctorReport(2, ["n0", "n1"], ranks(2, 1), {}, LINKS, reduced, found, seconds=2.0))
@@ -55,7 +55,7 @@ def test_findings_stand_below_the_table_and_the_last_line_closes(capsys: pytest.
     assert DoctorReport(2, ["n0"], ranks(1, 2), findings=[warning("w")]).closing() == "ready: 2 ranks on 1 host"
 
 
-def test_the_record_keeps_everything(tmp_path: Path) -> None:
+def test_the_record_has_all_measurements(tmp_path: Path) -> None:
     report = DoctorReport(2, ["n0", "n1"], ranks(2, 1), {"n0": 0.0}, LINKS, [], [fault("f"), warning("w")])
     write_record(report, tmp_path / "doctor.json")
     record = json.loads((tmp_path / "doctor.json").read_text())

@@ -64,7 +64,7 @@ def test_the_loss_falls(two: Found, name: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_run_that_goes_on_in_mid_epoch_ends_as_one_that_was_never_stopped(two: Found, framework: str) -> None:
+def test_a_run_resumed_in_mid_epoch_ends_as_an_uninterrupted_one(two: Found, framework: str) -> None:
     whole, resumed = two[0][f"{framework}_lively"], two[0][f"{framework}_resumed"]
     assert_close(resumed["weights"], whole["weights"], 1e-6)
     assert read_ledger(resumed["folder"]) == read_ledger(whole["folder"])
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_in_mid_epoch_ends_as_one_that_was_never_stopped(two:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_run_that_comes_to_its_target_stops_there_on_all_ranks(two: Found, framework: str) -> None:
+def test_a_run_that_reaches_its_target_stops_there_on_all_ranks(two: Found, framework: str) -> None:
     first, second = (each[f"{framework}_target"] for each in two)
     folder = first["folder"]
     record = json.loads((folder / "record.json").read_text())
@@ -90,7 +90,7 @@ def test_a_run_that_comes_to_its_target_stops_there_on_all_ranks(two: Found, fra
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_run_that_a_signal_stops_saves_at_one_step_and_goes_on(two: Found, framework: str) -> None:
+def test_a_run_stopped_by_a_signal_saves_at_one_step_and_resumes(two: Found, framework: str) -> None:
     whole, [first, second] = two[0][f"{framework}_plain"], [each[f"{framework}_stopped"] for each in two]
     assert first["text"] == second["text"]
     assert first["text"].startswith(f"stopped on SIGUSR1 after step {first['step']} of 44. Resume with: tutti train ")
@@ -115,7 +115,7 @@ def test_fit_and_the_tape_learn_the_same(two: Found) -> None:
         assert_close(two[0][f"keras_{kind}"]["weights"], two[0][f"tensorflow_{kind}"]["weights"], 1e-4)
 
 
-def test_a_run_of_two_ranks_goes_on_alone(two: Found, one: dict[str, Any]) -> None:
+def test_a_run_of_two_ranks_resumes_on_one(two: Found, one: dict[str, Any]) -> None:
     assert_close(one["fewer_ranks"]["weights"], two[0]["keras_plain"]["weights"], 1e-4)
     record = json.loads((one["fewer_ranks"]["folder"] / "record.json").read_text())
     assert [segment["ranks"] for segment in record["segments"]] == [2, 1]
@@ -124,7 +124,7 @@ def test_a_run_of_two_ranks_goes_on_alone(two: Found, one: dict[str, Any]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "saves"), [("jax", "11"), ("torch", "11")])
-def test_the_command_goes_on_with_another_backend(
+def test_the_command_resumes_with_another_backend(
     two: Found, backend: str, saves: str, tmp_path: Path, tutti: Tutti
 ) -> None:
     if find_spec(backend) is None:

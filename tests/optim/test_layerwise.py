@@ -179,7 +179,7 @@ def test_recipes_choose_them_by_name_with_their_options() -> None:
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_keras_has_neither_and_says_so(name: str) -> None:
     values = VALUES | {"optim": {"name": name, "lr": 1.0}, "framework": "keras"}
-    expected = f"optim.name={name!r} does not exist in framework=keras: expected sgd, adam, adamw. Choose what is there"
+    expected = f"optim.name={name!r} does not exist in framework=keras: expected sgd, adam, adamw. Choose one of them"
     with pytest.raises(ConfigError, match=re.escape(expected)):
         check_framework(resolve_values(values))
 

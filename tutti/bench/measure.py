@@ -32,7 +32,7 @@ _LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
 _WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # share of the time of a phase; 1 for others
 _ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass
@@ -52,38 +52,38 @@ def measure(
     overrides: tuple[str, ...] = (),
     trials: int = 5,
     seconds: float = 20.0,
-    tell: Tell = lambda _: None,
+    report: Report = lambda _: None,
 ) -> Measurement:
     """Measure a recipe; every rank must call this and gets the same result, or the same error.
 
     `seconds` is about the time of all trials, without the start and the warm-up.
     """
     all_marked = config.log.model_copy(update={"phases": True, "every_steps": 1})
-    tell("building")
+    report("building")
     with open_workload(session, config.model_copy(update={"log": all_marked})) as workload:
         log = _Log()
-        steps = _calibrate(session, workload, trials, seconds, tell)
+        steps = _calibrate(session, workload, trials, seconds, report)
         for trial in range(trials):
-            tell(f"trial {trial + 1} of {trials}")
+            report(f"trial {trial + 1} of {trials}")
             for phase, count in steps.items():
                 taken, parts = _block(session, workload, phase, count)
                 log.seconds.setdefault(phase, []).append(taken)
                 if phase == "whole":
                     _note_parts(log, taken, parts)
                     log.peak_bytes = _peak_bytes(session.device)
-        tell("counting")
+        report("counting")
         ceilings = _find_ceilings(session, config)
         work = _count(session, workload, log)
         return _assemble(session, config, workload, name, overrides, steps, log, work, ceilings)
 
 
-def _calibrate(session: Session, workload: Workload, trials: int, seconds: float, tell: Tell) -> Mapping[str, int]:
+def _calibrate(session: Session, workload: Workload, trials: int, seconds: float, report: Report) -> Mapping[str, int]:
     """Warm up every phase, and choose its number of steps in a trial."""
     steps: dict[str, int] = {}
     phases = workload.phases()
     unit = seconds / trials / sum(_WEIGHTS.get(phase, 1.0) for phase in phases)
     for phase in phases:
-        tell(f"warming up: {phase}")
+        report(f"warming up: {phase}")
         _block(session, workload, phase, 1)
         taken, _ = _block(session, workload, phase, _LEAST_STEPS)
         slowest = max(session.group.gather(taken))
@@ -283,14 +283,14 @@ def bench(
     folder: RunFolder | None,
     trials: int,
     seconds: float,
-    tell: Tell,
+    report: Report,
 ) -> Bench:
     """Measure all variants, with a verdict for each; every rank must call this and gets the same."""
     with open_session("bench", variants[0].config, placement, folder) as session:
         found, verdicts = [], []
         for variant in variants:
             label = f"{variant.name}: " if variant.name else ""
-            found.append(_measure(session, variant, trials, seconds, lambda text, label=label: tell(label + text)))
+            found.append(_measure(session, variant, trials, seconds, lambda text, label=label: report(label + text)))
             verdicts.append(judge(found[-1]))
             if session.group.is_first:
                 more: dict[str, Any] = {"verdicts": [each.content() for each in verdicts]}
@@ -298,6 +298,6 @@ def bench(
         return Bench(session.folder, found, verdicts)
 
 
-def _measure(session: Session, variant: Variant, trials: int, seconds: float, tell: Tell) -> Measurement:
-    own = tell if session.group.is_first else (lambda _: None)
+def _measure(session: Session, variant: Variant, trials: int, seconds: float, report: Report) -> Measurement:
+    own = report if session.group.is_first else (lambda _: None)
     return measure(session, variant.config, variant.name, variant.overrides, trials, seconds, own)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tutti import units
 from tutti.bench.greedy_search import GreedySearch, TriedChange
-from tutti.bench.measure import Tell, measure
+from tutti.bench.measure import Report, measure
 from tutti.bench.results import Measurement, write_measurements
 from tutti.bench.session import Session, open_session
 from tutti.bench.suggestions import Suggestion
@@ -169,7 +169,11 @@ class Budget:
 
 
 def tune(
-    asked: TuneRequest, placement: Placement, folder: RunFolder | None, tell: Tell, show: Callable[[TriedChange], None]
+    asked: TuneRequest,
+    placement: Placement,
+    folder: RunFolder | None,
+    report: Report,
+    show: Callable[[TriedChange], None],
 ) -> Tuned:
     """Try changes until none is left or the time is spent; every rank enters and gets the same result."""
     config = resolve(asked.recipe, asked.overrides).config
@@ -179,7 +183,7 @@ def tune(
             target = asked.write
             agreed(group, lambda: check_target(target, asked.recipe) if group.is_first else None)
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores is what is tried
-        own = tell if group.is_first else (lambda _: None)
+        own = report if group.is_first else (lambda _: None)
         found = [measure(session, config, "as it is", asked.overrides, _TRIALS, asked.seconds, own)]
         search = GreedySearch(found[0], asked.allow)
         _keep(session, asked, search, found, show)
@@ -201,7 +205,7 @@ def _choose(session: Session, search: GreedySearch, budget: Budget) -> Suggestio
 
 
 def _try(
-    session: Session, asked: TuneRequest, overrides: tuple[str, ...], chosen: Suggestion, tell: Tell
+    session: Session, asked: TuneRequest, overrides: tuple[str, ...], chosen: Suggestion, report: Report
 ) -> Measurement | str:
     """Measure a change, or return why it cannot be measured; the same on all ranks."""
     try:
@@ -214,7 +218,7 @@ def _try(
                 overrides,
                 _TRIALS,
                 asked.seconds,
-                lambda text: tell(f"{chosen.text}: {text}"),
+                lambda text: report(f"{chosen.text}: {text}"),
             )
         except TuttiError as error:
             if not error.agreed:

@@ -33,7 +33,7 @@ app = typer.Typer()
     )
 )
 def bench(
-    recipe: Annotated[str, typer.Argument(help="A recipe, or the word collectives.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe, or collectives.")],
     overrides: Overrides = None,
     ranks: Ranks = None,
     trials: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
@@ -48,7 +48,7 @@ def bench(
         str | None, typer.Option(help="all_reduce, broadcast, all_gather.", rich_help_panel=_COLLECTIVES)
     ] = None,
 ) -> None:
-    """Measure the time of data loading, compute and communication, and tell what limits the throughput of a recipe."""
+    """Measure the time of data loading, compute and communication, and find what limits the throughput of a recipe."""
     if recipe != "collectives":
         if sizes is not None or operations is not None:
             raise ConfigError("--sizes and --operations are for tutti bench collectives: leave them out for a recipe.")
@@ -75,8 +75,8 @@ def _bench_recipe(
     def work(placement: Placement, folder: RunFolder | None) -> Any:
         from tutti.bench import measure
 
-        with StatusLine(placement) as tell:
-            found = measure.bench(chosen, placement, folder, trials, seconds, tell)
+        with StatusLine(placement) as report:
+            found = measure.bench(chosen, placement, folder, trials, seconds, report)
         if placement.rank == 0:
             _show(found)
         return found

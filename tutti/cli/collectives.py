@@ -80,8 +80,8 @@ def _count(ranks: int | None) -> int | None:
 def _measure(session: "Session", request: "CollectivesRequest") -> None:
     from tutti.bench.collectives.measure import measure
 
-    with _progress(session, len(request.sizes)) as tell:
-        measured, dropped = measure(session, request, tell)
+    with _progress(session, len(request.sizes)) as report:
+        measured, dropped = measure(session, request, report)
     if not session.group.is_first:
         return
     from tutti.report.bench import draw_collectives
@@ -123,21 +123,21 @@ def _progress(session: "Session", sizes: int) -> Iterator[Callable[[int, int, in
     terminal = stream.screen if isinstance(stream, Tee) else stream
     if not session.group.is_first or terminal is None or not terminal.isatty():
 
-        def tell_line(done: int, total: int, size: int) -> None:
+        def report_line(done: int, total: int, size: int) -> None:
             if done % (total // sizes) == 0:
                 session.say(f"measured {units.size(size)} ({done} of {total} points)")
 
-        yield tell_line
+        yield report_line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Drawn between points only: a thread that draws would disturb the measurement.
     with Progress(*columns, console=Console(file=terminal), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("measuring")
 
-        def tell(done: int, total: int, size: int) -> None:
+        def report(done: int, total: int, size: int) -> None:
             bar.update(task, completed=done, total=total, description=f"measured {units.size(size)}", refresh=True)
 
-        yield tell
+        yield report
 
 
 def print_points(results: Results) -> None:

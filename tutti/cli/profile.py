@@ -110,7 +110,7 @@ def _profile_script(script: str, arguments: list[str], ranks: int | None) -> Non
     folder = _open_folder(script, ranks or 1)
     failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
     finish(folder, failure)
-    _tell(script, folder, ranks or 1)
+    _report(script, folder, ranks or 1)
 
 
 def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> None:
@@ -118,7 +118,7 @@ def _run_as_rank(script: str, arguments: list[str], placement: Placement) -> Non
     folder = _open_folder(script, placement.world_size) if placement.rank == 0 else None
     run_script(script, arguments, placement, folder)
     if folder:
-        _tell(script, folder, placement.world_size)
+        _report(script, folder, placement.world_size)
 
 
 def _open_folder(script: str, ranks: int) -> RunFolder:
@@ -133,7 +133,7 @@ def _timeline(folder: RunFolder) -> Path:
     return folder.path / "timeline.json"
 
 
-def _tell(script: str, folder: RunFolder, ranks: int) -> None:
+def _report(script: str, folder: RunFolder, ranks: int) -> None:
     path = _timeline(folder)
     tensors = read_tensors(read_timeline(path)) if path.exists() else []
     if not tensors:

@@ -113,14 +113,14 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
         del outcome
     except TuttiError as error:
         silent = error.told or (error.agreed and placement.rank > 0)
-        _tell(describe(placement.rank, error, error.exit_code, said=True), silent)
+        _report(describe(placement.rank, error, error.exit_code, said=True), silent)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        _tell(describe(placement.rank, error, 1, said=False))
+        _report(describe(placement.rank, error, 1, said=False))
 
 
-def _tell(failure: Failure, silent: bool = False) -> None:
+def _report(failure: Failure, silent: bool = False) -> None:
     """Report a failure to the launcher that started this rank, or on the screen, and end."""
     notes = os.environ.get(NOTES_VARIABLE)
     who = f"rank {failure.rank} on host {failure.host}"

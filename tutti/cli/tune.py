@@ -74,8 +74,8 @@ def _tune(
                 f"allowed to change: {', '.join(allow)}" if allow else "changes that affect the results are not tried"
             )
             print(f"tuning {config.recipe} for at most {units.count(minutes, 'minute')}; {changes}\n", flush=True)
-        with StatusLine(placement) as tell:
-            tuned = tune_recipe(asked, placement, folder, tell, _show_change)
+        with StatusLine(placement) as report:
+            tuned = tune_recipe(asked, placement, folder, report, _show_change)
         if placement.rank == 0:
             _show(tuned, asked.recipe)
         return tuned

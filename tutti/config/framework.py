@@ -64,7 +64,7 @@ def _check_parts(config: RunConfig) -> None:
             there = ", ".join(parts.names_in(section, config.framework))
             raise ConfigError(
                 f"{section}.name={part.name!r} does not exist in framework={config.framework}: expected {there}. "
-                "Choose what is there, or set framework=torch."
+                "Choose one of them, or set framework=torch."
             )
     for name in config.metrics:
         if name not in parts.METRICS:

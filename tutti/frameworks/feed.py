@@ -1,4 +1,4 @@
-"""The same samples as in torch, as arrays with their channels innermost."""
+"""The batches of torch as NumPy arrays, images in channels-last order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from tutti.errors import TuttiError
 from tutti.ranks.group import Group
 from tutti.train.timing import Clock
 
-Arrays = tuple[np.ndarray, np.ndarray]  # inputs with channels innermost, and labels
+Arrays = tuple[np.ndarray, np.ndarray]  # inputs with channels last, and labels
 CPU = torch.device("cpu")
 
 
 def as_arrays(pair: tuple[torch.Tensor, torch.Tensor]) -> Arrays:
-    """A batch of torch's as arrays, images with their channels innermost."""
+    """A batch of torch as arrays, images in channels-last order."""
     inputs, labels = pair
     if inputs.ndim > 2:
         inputs = inputs.movedim(1, -1).contiguous()
@@ -30,10 +30,10 @@ class Feed:
     def __init__(self, next_batch: Callable[[], RankBatch | None], clock: Clock) -> None:
         self._next_batch = next_batch
         self._clock = clock
-        self.error: TuttiError | None = None  # which cannot pass through Keras as it is
+        self.error: TuttiError | None = None  # raised after `fit`, which would wrap it
 
     def arrays(self) -> Iterator[Arrays]:
-        """The batches, to the last or to an error."""
+        """The batches, until the last or an error."""
         while True:
             try:
                 batch = self._next_batch()
@@ -45,7 +45,7 @@ class Feed:
             yield self.convert(batch)
 
     def convert(self, batch: RankBatch) -> Arrays:
-        """A batch as arrays; the time that goes into them is measured."""
+        """A batch as arrays; the time of the conversion is measured."""
         began = self._clock.wait_began()
         arrays = as_arrays(batch.micro_batches[0])
         self._clock.wait_ended(began)

@@ -27,7 +27,7 @@ MODEL_FILE, OPTIMIZER_FILE = "model.keras", "optimizer.npz"
 
 
 def cross_entropy(label_smoothing: float = 0.0) -> keras.losses.Loss:
-    """The mean cross entropy of class scores, with labels as numbers of classes."""
+    """The mean cross entropy of class scores, with class numbers as labels."""
     if not label_smoothing:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return SmoothedCrossEntropy(label_smoothing)
@@ -86,17 +86,15 @@ class KerasLearner:
         """The bytes that ranks average in a step: float32."""
         return 4 * self.parameters
 
-    # Around a step.
-
     def set_rate(self, lr: float) -> None:
-        """Have the next step made at a rate."""
+        """Set the learning rate of the next step."""
         if lr != self._rate:
             self.sync()
             self.optimizer.learning_rate = lr
             self._rate = lr
 
     def start(self, rank: int, step: int) -> None:
-        """Have each layer that draws do so by the seed, its place, the rank and the step; nothing is measured yet."""
+        """Seed every random layer by the seed, its position, the rank and the step, and reset the metrics."""
         states = [v for v in self.compiled.non_trainable_variables if v.name == "seed_generator_state"]
         for place, state in enumerate(states):
             state.assign(np.array([mix(self._config.seed, rank, place) % (1 << 31), step]))
@@ -111,8 +109,6 @@ class KerasLearner:
         for variable, value in before:
             variable.assign(value)
         return loss * len(labels), len(labels)
-
-    # What is measured.
 
     @property
     def measures(self) -> list[Any]:
@@ -129,13 +125,13 @@ class KerasLearner:
         self._carried.zero_()
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
-        """Hold given totals on rank 0 and zeros elsewhere."""
+        """Restore totals: the given ones on rank 0, zeros on other ranks."""
         self.clear_totals()
         if is_first:
             self._carried = torch.tensor(totals, dtype=torch.float64)
 
     def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
-        """The totals of this rank's part of a dataset; called where no step has been measured since the last log."""
+        """The totals of this rank's part of a dataset; called right after a log, when the metrics are reset."""
         per_rank_batch = self._config.batch.eval or self._plan.per_rank_batch
         workers, seed = self._config.data.workers, self._config.seed
         batches, count = evaluation_feed(data, group, per_rank_batch, workers, seed)
@@ -143,7 +139,7 @@ class KerasLearner:
         self._clear_measures()
         if count:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # files that were skipped may make a batch fewer than promised
+                warnings.simplefilter("ignore")  # skipped files may leave fewer batches than announced
                 self.compiled.evaluate(batches, steps=count, verbose=0)
         totals = self._measured()
         self._clear_measures()
@@ -160,10 +156,8 @@ class KerasLearner:
         for metric in self.measures:
             metric.reset_state()
 
-    # Ranks, and what is saved.
-
     def combine_ranks(self, group: Group) -> None:
-        """Put the mean over ranks into the running statistics of batch norm, which each rank has from its own share."""
+        """Average the running statistics of batch norm over ranks."""
         variables = self.model.non_trainable_weights
         if group.world_size == 1 or not variables:
             return
@@ -176,12 +170,12 @@ class KerasLearner:
             variable.assign(mean.reshape(value.shape).astype(value.dtype))
 
     def state(self) -> list[Any]:
-        """The variables that are the same on all ranks: trained weights, and what the optimizer keeps."""
+        """The variables that are the same on all ranks: trained weights and optimizer state."""
         self.sync()
         return [*self.model.trainable_weights, *self.optimizer.variables]
 
     def shape(self) -> dict[str, str]:
-        """The place, type and shape of what the model saves; Keras' own names count up in a process."""
+        """Position, type and shape of all saved variables, without the names of Keras, which change in a process."""
         return {
             f"{place}.{type(layer).__name__}.{variable.name}": f"{variable.dtype} {list(variable.shape)}"
             for place, layer in enumerate(self.model.layers)
@@ -219,7 +213,7 @@ class KerasLearner:
             variable.assign(value)
 
     def progress(self) -> dict[str, Any]:
-        """Nothing: all of the state is in the files."""
+        """Empty: all of the state is in the files."""
         return {}
 
     def sync(self) -> None:
@@ -228,7 +222,7 @@ class KerasLearner:
 
 
 def _seed(seed: int) -> None:
-    """Seed what Keras draws its own seeds from; its function for this imports TensorFlow on any backend."""
+    """Seed the generators from which Keras draws its seeds; Keras' own function imports TensorFlow on any backend."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
@@ -243,7 +237,7 @@ def _build_optimizer(config: RunConfig) -> Any:
         return optimizer  # the tape averages the gradients
     from tutti.horovod.keras import DistributedOptimizer
 
-    return DistributedOptimizer(optimizer)  # outside: whether gradients are finite is then asked of their mean
+    return DistributedOptimizer(optimizer)  # outermost: gradients are checked for infinities after they are averaged
 
 
 def _array(variable: Any) -> np.ndarray:

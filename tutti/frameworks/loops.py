@@ -24,7 +24,7 @@ class Profile:
         self._runs = False
 
     def before(self, step: int) -> None:
-        """Begin with the first step, or a later one from which the run is resumed."""
+        """Start the trace at the first step, or at a later one if the run is resumed there."""
         if self._steps and self._steps[0] <= step <= self._steps[1] and not self._runs:
             import tensorflow as tf
 
@@ -32,14 +32,14 @@ class Profile:
             self._runs = True
 
     def after(self, step: int) -> bool:
-        """End after the last step; returns whether a trace was written."""
+        """Stop the trace after the last step; returns whether a trace was written."""
         if not (self._runs and self._steps and step >= self._steps[1]):
             return False
         self.close()
         return True
 
     def close(self) -> None:
-        """End a trace that is under way."""
+        """Stop a trace that is running."""
         if self._runs:
             import tensorflow as tf
 
@@ -58,7 +58,7 @@ class BetweenSteps(keras.callbacks.Callback):
         self._profile = Profile(steps, job.folder.path / "profile")
 
     def begin(self) -> None:
-        """Write the loss before the first step, and make the learner ready for it; every rank enters."""
+        """Write the loss before the first step, and prepare the learner; every rank must call this."""
         job = self._job
         job.begin()
         job.learner.start(job.group.rank, job.step)
@@ -70,7 +70,7 @@ class BetweenSteps(keras.callbacks.Callback):
         self._profile.before(self._job.step + 1)
 
     def after_step(self, loss: Any) -> None:
-        """Count the step; log and save where that is due inside an epoch: collective there."""
+        """Count the step; log and save if that is due within an epoch, which is collective."""
         job = self._job
         job.end_step(loss)
         if self._profile.after(job.step):
@@ -81,13 +81,13 @@ class BetweenSteps(keras.callbacks.Callback):
             job.save()
 
     def after_epoch(self) -> None:
-        """Validate, and save where that is due; every rank enters."""
+        """Validate, and save if that is due; every rank must call this."""
         self._job.finish_epoch()
         if self._job.saves_now:
             self._job.save()
 
     def end(self) -> None:
-        """Save a run that was stopped; leave the same statistics on all ranks, and write the speed; collective."""
+        """Save a run that was stopped, average statistics over ranks, and write the speed; collective."""
         job = self._job
         job.save_if_stopped()
         if self.feed.error is not None:
@@ -100,11 +100,9 @@ class BetweenSteps(keras.callbacks.Callback):
             _write_best(job)
 
     def close(self) -> None:
-        """End what runs beside the training."""
+        """Stop the loader and the profiler."""
         self._job.end_loading()
         self._profile.close()
-
-    # What `fit` calls.
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._job.begin_step()
@@ -134,7 +132,7 @@ def train_by_fit(job: Job[KerasLearner]) -> None:
             done, whole_epochs = job.step % per_epoch, job.plan.epochs - job.step // per_epoch
             # A run that is resumed inside an epoch ends that one first.
             steps, epochs = (per_epoch - done, 1) if done else (per_epoch, whole_epochs)
-            own = (batch for batch in islice(batches, steps * epochs))  # fit may take a batch more than it trains on
+            own = (batch for batch in islice(batches, steps * epochs))  # fit may take one batch more than it uses
             job.learner.compiled.fit(
                 own, steps_per_epoch=steps, epochs=epochs, shuffle=False, verbose=0, callbacks=[between]
             )
@@ -158,7 +156,7 @@ def train_by_tape(job: Job[KerasLearner]) -> None:
         with tf.GradientTape() as tape:
             scores = model(images, training=True)
             loss = learner.criterion(labels, scores)
-            scaled = optimizer.scale_loss(loss)  # by 1, but in fp16
+            scaled = optimizer.scale_loss(loss)  # by 1, except in fp16
         tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(scaled, model.trainable_variables)  # collective: the mean over ranks
         optimizer.apply(gradients, model.trainable_variables)
@@ -186,7 +184,7 @@ def train_by_tape(job: Job[KerasLearner]) -> None:
 
 
 def images_per_second(job: Job[Any]) -> dict[str, float]:
-    """The mean, the standard deviation and the number of log windows, without the first, in which graphs are made."""
+    """The mean and standard deviation over log windows, and their number; without the first, which compiles graphs."""
     rates = job.rates[1:]
     if not rates:
         return {}

@@ -1,4 +1,4 @@
-"""Keras on its backend, with the threads, the GPU, the precision and the seed of this rank."""
+"""Sets up Keras and its backend for this rank: threads, GPU, precision."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ _POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16
 
 
 def prepare(config: RunConfig, placement: Placement) -> Machine:
-    """Import Keras and set it up for a run; its backend must not have computed anything before."""
+    """Import Keras and set it up for a run; call this before its backend computes anything."""
     check_installed(config)
     backend = keras_backend(config)
     threads = set_threads(config.runtime, placement)
@@ -58,7 +58,7 @@ def _use_tensorflow(config: RunConfig, placement: Placement, threads: int) -> tu
     with quiet_import():
         import tensorflow as tf
 
-        import tutti.horovod.tensorflow  # noqa: F401  # has TensorFlow make more threads, some of which wait for other ranks
+        import tutti.horovod.tensorflow  # noqa: F401  # gives TensorFlow more threads, since some wait for other ranks
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -73,7 +73,7 @@ def _use_tensorflow(config: RunConfig, placement: Placement, threads: int) -> tu
 
 
 def _prepare_jax(threads: int) -> None:
-    """What JAX reads from the environment when it is imported."""
+    """Set the variables that JAX reads when it is imported."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if threads == 1 and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
@@ -83,7 +83,7 @@ def _use_jax(config: RunConfig, placement: Placement, threads: int) -> tuple[str
     import jax
 
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if placement.local_size > 1 and (shown is None or "," in shown):  # else the launcher shows each rank its own
+    if placement.local_size > 1 and (shown is None or "," in shown):  # otherwise the launcher has given each rank a GPU
         jax.config.update("jax_cuda_visible_devices", str(placement.local_rank))
     [device, *_] = jax.local_devices()
     if device.platform == "cpu":
@@ -101,14 +101,14 @@ def _use_torch(config: RunConfig, placement: Placement, threads: int) -> tuple[s
 
 
 def _choose_gpu(config: RunConfig, placement: Placement, count: int) -> int | None:
-    """The number of this rank's GPU, or None where it computes on the CPU."""
+    """The number of this rank's GPU, or None on the CPU."""
     if config.runtime.device == "cuda" and not count:
         raise LaunchError(
             f"runtime.device='cuda', but {keras_backend(config)} sees no GPU here. Set runtime.device=cpu."
         )
     if config.runtime.device == "cpu" or not count:
         return None
-    if count == 1 and placement.launcher != "torchrun":  # the launcher shows each rank one GPU of its own
+    if count == 1 and placement.launcher != "torchrun":  # the launcher has given each rank one GPU
         return 0
     if count < placement.local_size:
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""The networks of tutti/models made of Keras layers: the same by name, with channels last, on any backend."""
+"""The networks of `tutti.models` in Keras, under the same names, with channels last, on any backend."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def images(input_shape: tuple[int, ...]) -> Tensor:
 def convolution(
     found: Tensor, width: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True, he: bool = False
 ) -> Tensor:
-    """A convolution with the same margin on all sides; `he` spreads the first weights for a ReLU behind it."""
+    """A convolution with the same padding on all sides; `he` selects He initialization, for a ReLU after it."""
     if stride == 1 and kernel == 2 * padding + 1:
         margin = "same"
     else:
@@ -38,9 +38,9 @@ def dense_layer(found: Tensor, width: int) -> Tensor:
     )
 
 
-def batch_norm_layer(found: Tensor, silent: bool = False) -> Tensor:
-    """Batch norm; a silent one begins with scales of zero."""
-    start = "zeros" if silent else "ones"
+def batch_norm_layer(found: Tensor, zero_scale: bool = False) -> Tensor:
+    """Batch norm; with `zero_scale` its scales start at zero."""
+    start = "zeros" if zero_scale else "ones"
     return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, gamma_initializer=start)(found)
 
 
@@ -67,7 +67,7 @@ def scores(inputs: Tensor, found: Tensor, num_classes: int, name: str) -> keras.
 
 
 def check_size(input_shape: tuple[int, ...], halvings: int) -> None:
-    """Refuse images that a network would halve to nothing."""
+    """Refuse images that are too small to be halved so many times."""
     least = 1 << halvings
     if min(input_shape[1:]) < least:
         raise ConfigError(
@@ -77,7 +77,7 @@ def check_size(input_shape: tuple[int, ...], halvings: int) -> None:
 
 
 def _for_inputs() -> Any:
-    """Torch's first weights: uniform up to one over the root of the number of inputs."""
+    """The initial weights of torch: uniform within one over the square root of the number of inputs."""
     return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 
 
@@ -227,8 +227,8 @@ def resnet_small(input_shape: Sequence[int] = (3, 32, 32), num_classes: int = 10
     inputs = images(tuple(input_shape))
     found = relu(_normed(inputs, 64, 3))
     for width, stride in zip(_WIDTHS, _STRIDES, strict=True):
-        found = _bottleneck(found, width, width, stride, projects=True, silent=False)
-        found = _bottleneck(found, width, width, stride=1, projects=False, silent=False)
+        found = _bottleneck(found, width, width, stride, projects=True, zero_scale=False)
+        found = _bottleneck(found, width, width, stride=1, projects=False, zero_scale=False)
     return _finish(inputs, found, num_classes, "resnet_small")
 
 
@@ -263,7 +263,7 @@ def _basic_block(found: Tensor, width: int, outputs: int, stride: int, projects:
     """Two 3x3 convolutions beside a shortcut."""
     shortcut = _normed(found, outputs, 1, stride) if projects else found
     found = relu(_normed(found, width, 3, stride))
-    return relu(keras.layers.Add()([_normed(found, outputs, 3, silent=silent), shortcut]))
+    return relu(keras.layers.Add()([_normed(found, outputs, 3, zero_scale=silent), shortcut]))
 
 
 def _bottleneck(found: Tensor, width: int, outputs: int, stride: int, projects: bool, silent: bool) -> Tensor:
@@ -271,7 +271,7 @@ def _bottleneck(found: Tensor, width: int, outputs: int, stride: int, projects: 
     shortcut = _normed(found, outputs, 1, stride) if projects else found
     found = relu(_normed(found, width, 1))
     found = relu(_normed(found, width, 3, stride))
-    return relu(keras.layers.Add()([_normed(found, outputs, 1, silent=silent), shortcut]))
+    return relu(keras.layers.Add()([_normed(found, outputs, 1, zero_scale=silent), shortcut]))
 
 
 def _normed(found: Tensor, width: int, kernel: int, stride: int = 1, silent: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers by name, made of Keras, that step as torch's do: with momentum apart from the rate, and with L2 decay."""
+"""Optimizers of Keras that update weights as those of torch do, with L2 weight decay."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def adamw(
 
 
 class TorchLikeSgd(keras.optimizers.SGD):
-    """Keras keeps velocities that hold the rate of the steps they come from; here a new rate holds for all at once."""
+    """SGD as in torch: velocities do not include the learning rate, so that a new rate applies to them at once."""
 
     def __init__(self, *arguments: Any, decay: float = 0.0, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -54,7 +54,7 @@ class TorchLikeSgd(keras.optimizers.SGD):
 
 
 class DecayedAdam(keras.optimizers.Adam):
-    """Adam whose gradients have the weights added to them, as torch's has."""
+    """Adam with L2 weight decay added to the gradients, as in torch."""
 
     def __init__(self, *arguments: Any, decay: float = 0.0, **options: Any) -> None:
         super().__init__(*arguments, **options)

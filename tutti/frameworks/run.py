@@ -1,4 +1,4 @@
-"""Training in Keras or TensorFlow: ranks that meet in Horovod's engine, and the parts of a recipe."""
+"""Training in Keras or TensorFlow: ranks joined by the Horovod engine, and the parts of a recipe."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -29,12 +29,12 @@ from tutti.runs.step_parts import StepPart
 from tutti.train.build import build_data
 from tutti.train.job import Job
 
-if TYPE_CHECKING:  # imports Keras, which is set up first
+if TYPE_CHECKING:  # imports Keras, which must be set up before
     from tutti.frameworks.learner import KerasLearner
 
 
 class EngineGroup(Group):
-    """A group whose sums are matched by name with those of all ranks, beside gradients that are under way."""
+    """A group whose sums are matched by name over ranks, and may overlap with those of gradients."""
 
     def __init__(self, placement: Placement, timeout_seconds: float) -> None:
         self.placement = placement
@@ -54,7 +54,7 @@ class EngineGroup(Group):
 
 
 def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
-    """Meet the other ranks, or name those that are missing at the deadline."""
+    """Rendezvous with the other ranks; missing ranks are named at the deadline."""
     os.environ.setdefault("HOROVOD_START_TIMEOUT", str(config.start_timeout_seconds))
     basics.init()
     return EngineGroup(placement, config.timeout_seconds)
@@ -62,7 +62,7 @@ def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
 
 @dataclass(frozen=True)
 class KerasParts:
-    """What a rank of Keras or TensorFlow builds alone."""
+    """The parts of Keras or TensorFlow that a rank builds without the others."""
 
     plan: Plan
     schedule: Schedule
@@ -90,13 +90,13 @@ class KerasParts:
 
 
 class KerasFramework:
-    """Training in Keras by its `fit`, or in TensorFlow with a gradient tape; samples are made on the CPU."""
+    """Training in Keras by its `fit`, or in TensorFlow with a gradient tape; samples are prepared on the CPU."""
 
     @contextmanager
     def joined(
         self, config: RunConfig, placement: Placement, check: RankCheck, examine: PreflightCheck
     ) -> Iterator[Joined]:
-        """Bind this rank, set Keras up, and meet the others; an error of one rank is raised on all ranks."""
+        """Bind this rank, set up Keras, and join the others; an error of one rank is raised on all ranks."""
         binding = bind_rank(config.runtime, placement)
         error: TuttiError | None = None
         machine = Machine("cpu", "cpu", 1)
@@ -112,15 +112,15 @@ class KerasFramework:
         group.leave()
 
     def check(self, config: RunConfig, world_size: int) -> None:
-        """Refuse what is wrong with a recipe before anything is built."""
+        """Check a recipe before anything is built."""
         check_parts(config, world_size)
 
     def prepare_data(self, config: RunConfig) -> None:
-        """Make or fetch the recipe's data, on rank 0 alone."""
+        """Create missing data of the recipe; called on rank 0 only."""
         config.data.prepare()
 
     def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> KerasParts:
-        """What a rank can build alone."""
+        """Build the parts that need no other rank."""
         from tutti.frameworks.learner import KerasLearner
 
         train_data, valid_data = build_data(config, placement, device)
@@ -138,7 +138,7 @@ class KerasFramework:
         (loops.train_by_tape if job.config.framework == "tensorflow" else loops.train_by_fit)(job)
 
     def results(self, job: Job[Any]) -> dict[str, Any]:
-        """What the record says of a finished run besides the results of all frameworks."""
+        """Results for the record that only this framework has."""
         from tutti.frameworks.loops import images_per_second
 
         speed = images_per_second(job)

@@ -48,7 +48,7 @@ def test_sizes_are_powers_of_1024() -> None:
     ]
 
 
-def test_what_is_too_dear_is_left_out_dearest_first() -> None:
+def test_points_that_take_too_long_are_left_out_the_longest_first() -> None:
     assert affordable({0: 1.0, 1: 5.0, 2: 2.0}, 10.0) == {0, 1, 2}
     assert affordable({0: 1.0, 1: 5.0, 2: 2.0}, 4.0) == {0, 2}
     assert affordable({0: 1.0, 1: 5.0}, 0.5) == set()

@@ -174,7 +174,7 @@ def test_what_follows_a_script_is_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_steps_beyond_an_end_that_only_the_data_tells_leave_nothing(tutti: Tutti, tmp_path: Path) -> None:
+def test_steps_after_an_end_that_only_the_data_determines_leave_nothing(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti("profile", str(REPOSITORY / "examples" / "own_model.yaml"), "-n", "2", "--steps", "1:9999")
     assert done.code == 2
     assert "--steps 1:9999: the recipe ends with step" in done.err
@@ -196,7 +196,7 @@ def test_a_script_with_horovods_api_has_a_timeline_and_a_summary_of_it(tutti: Tu
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_a_script_without_operations_is_told_so(tutti: Tutti, tmp_path: Path) -> None:
+def test_a_script_without_operations_is_an_error(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print('hello')\n")
     done = tutti("profile", "plain.py")
     assert done.code == 2

@@ -33,7 +33,7 @@ def test_times_count_from_the_base_of_a_file_or_from_1970() -> None:
     assert trace_of(with_a_base_that_does_not_count).begin == BASE
 
 
-def test_what_the_profiler_tells_of_itself_is_left_out() -> None:
+def test_events_about_the_profiler_itself_are_left_out() -> None:
     assert [event["name"] for event in trace_of(file_of(span("aten::mm", 1, 2))).events] == ["aten::mm"]
 
 
@@ -114,7 +114,7 @@ def test_the_rules_are_broken_by_traces_that_a_viewer_would_not_show() -> None:
         check_rules({"traceEvents": [*names, *over]})
 
 
-def test_the_quickest_exchange_tells_how_far_clocks_are_apart() -> None:
+def test_the_shortest_round_trip_gives_the_clock_offset() -> None:
     slow, quick = (
         ClockReading(sent=1_000, answered=5_000, received=9_000),
         ClockReading(sent=20_000, answered=15_100, received=20_400),
@@ -228,7 +228,7 @@ def test_on_a_gpu_kernels_hide_communication_and_the_rest_is_idle() -> None:
     assert [(row.name, row.nanoseconds) for row in found.waits] == [("cudaStreamSynchronize", 25_000)]
 
 
-def test_gaps_say_what_the_host_was_in() -> None:
+def test_gaps_name_what_the_host_did() -> None:
     longest, second = on_gpu().gaps
     assert (longest.step, longest.nanoseconds, longest.meanwhile) == (7, 20_000, "nothing that was traced")
     assert (second.step, second.part, second.nanoseconds) == (7, "forward", 10_000)
@@ -258,7 +258,7 @@ def test_the_rank_that_comes_last_is_found_on_one_clock() -> None:
     assert "Rank 1 on h1 was the last to begin 1 of 1 collectives" in text
 
 
-def test_memory_is_told_by_device() -> None:
+def test_memory_is_reported_by_device() -> None:
     def allocation(time: float, size: int, allocated: int) -> dict[str, Any]:
         arguments = {"Total Allocated": allocated, "Bytes": size, "Device Id": 0}
         return {"ph": "i", "s": "t", "name": "[memory]", "pid": HOST, "tid": MAIN, "ts": time, "args": arguments}
@@ -268,7 +268,7 @@ def test_memory_is_told_by_device() -> None:
     assert (found.device, found.peak, found.allocations, found.allocated) == ("GPU 0", 900, 1, 100)
 
 
-def test_the_summary_says_it_in_milliseconds_a_step() -> None:
+def test_the_summary_is_in_milliseconds_a_step() -> None:
     text = write_summary("digits: step 4", [on_cpu()], [0])
     assert text.startswith("digits: step 4\n")
     assert re.search(r"^0 on h0 +0\.10 +0\.04 +0\.05 +0\.05 +0\.04 +0\.02 +0\.03$", text, re.MULTILINE)
@@ -321,7 +321,7 @@ def horovod_timeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timeline.stop()
 
 
-def test_a_horovod_timeline_says_who_was_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_horovod_timeline_names_the_ranks_that_were_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "timeline.json"
     horovod_timeline(path, monkeypatch)
     tensors = read_tensors(read_timeline(path))

@@ -41,10 +41,10 @@ class CollectivesRequest:
     seconds: float
 
 
-Tell = Callable[[int, int, int], None]  # points that are done, of how many, and the size of the last one
+Report = Callable[[int, int, int], None]  # points that are done, of how many, and the size of the last one
 
 
-def measure(session: Session, request: CollectivesRequest, tell: Tell) -> tuple[list[Measured], list[Dropped]]:
+def measure(session: Session, request: CollectivesRequest, report: Report) -> tuple[list[Measured], list[Dropped]]:
     """Measure small messages first, on few ranks first; rank 0 has all results."""
     _check_memory(session, request.sizes[-1])
     end = time.monotonic() + request.seconds
@@ -68,7 +68,7 @@ def measure(session: Session, request: CollectivesRequest, tell: Tell) -> tuple[
                 )
             else:
                 dropped.append(series[place].drop(size))
-            tell(len(measured) + len(dropped), len(series) * len(request.sizes), size)
+            report(len(measured) + len(dropped), len(series) * len(request.sizes), size)
     return measured, dropped
 
 

@@ -210,7 +210,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
             for rank, (begin, clock, _) in enumerate(found)
         ]
         write_timeline(session.folder.path / "timeline.json.gz", parts, (asked.first, asked.last))
-        _tell(session, asked, [summary for _, _, summary in found], [clock.offset for _, clock, _ in found])
+        _report(session, asked, [summary for _, _, summary in found], [clock.offset for _, clock, _ in found])
     group.barrier("the timeline of all ranks")
 
 
@@ -263,7 +263,7 @@ def _beside(path: Path, rank: int) -> Path:
     return path.with_name(f"rank-{rank}.json.gz")
 
 
-def _tell(session: Session, asked: TracedSteps, summaries: list[RankSummary], offsets: list[int]) -> None:
+def _report(session: Session, asked: TracedSteps, summaries: list[RankSummary], offsets: list[int]) -> None:
     path = session.folder.path
     steps = f"step {asked.first:,}" if asked.first == asked.last else f"steps {asked.first:,} to {asked.last:,}"
     title = f"{session.config.recipe}: {steps} on {session.group.world_size} rank(s), {session.device_name}"

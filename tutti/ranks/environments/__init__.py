@@ -1,4 +1,4 @@
-"""Which rank this process is: one module for each launcher, and `discover`, which asks them."""
+"""Which rank this process is: one module for each launcher, and `discover`, which tries them."""
 
 from tutti.errors import LaunchError
 from tutti.ranks.environments import horovod, mpich, open_mpi, slurm, torchrun
@@ -25,7 +25,7 @@ def discover(env: Environment) -> Placement:
 
 
 def _agree(inner: Placement, outer: Placement, env: Environment) -> bool:
-    """The same rank told twice, or one torchrun agent on each rank of an outer launcher."""
+    """Returns whether both launchers report the same rank, or each rank of the outer one runs an agent of torchrun."""
     if (inner.rank, inner.world_size) == (outer.rank, outer.world_size):
         return True
     if inner.launcher != torchrun.NAME:

@@ -10,7 +10,7 @@ _LOCAL_SIZE = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 
 
 def is_present(env: Environment) -> bool:
-    """srun --mpi=pmi2 sets PMI_RANK as well, but no local rank: Slurm's own variables then say more."""
+    """srun --mpi=pmi2 sets PMI_RANK as well, but no local rank: then Slurm's own variables are used."""
     return "PMI_RANK" in env and any(name in env for name in _LOCAL_RANK)
 
 
@@ -33,7 +33,7 @@ def read(env: Environment) -> Placement:
 
 
 def _job(env: Environment) -> str:
-    """What all ranks of one mpiexec have in common: PALS' number, or where Hydra's daemons report to."""
+    """A key that the ranks of one mpiexec share: the id of PALS, or the control port of Hydra."""
     if job := env.get("PALS_APID"):
         return job
     proxy = ancestor("hydra_pmi_proxy")

@@ -1,4 +1,4 @@
-"""One question, "how is a job run here?", and one module per answer; this one has what all of them share.
+"""How jobs are submitted, queried and cancelled: one module for each scheduler, and what they share.
 
 Every module has the names NAME, SUBMIT, PREFIX, JOB_ID, DIRECTIVES, values, end_time, submit, query, cancel, requeue.
 """
@@ -43,7 +43,7 @@ def require(command: str, scheduler: str) -> None:
 
 
 def call(*words: str, failing: bool = False) -> str | None:
-    """Run a command of the scheduler and return its output; where it fails, None, or its own message as an error."""
+    """Run a command of the scheduler and return its output; if it fails, return None, or raise if `failing`."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

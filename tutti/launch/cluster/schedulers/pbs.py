@@ -23,16 +23,7 @@ DIRECTIVES = {
     "joined": "-j oe",
     "rerun": "-r y",
 }
-_STATES = {
-    "Q": "waiting",
-    "H": "waiting",
-    "W": "waiting",
-    "T": "waiting",
-    "S": "waiting",
-    "B": "running",
-    "R": "running",
-    "E": "ending",
-}
+_STATES = dict.fromkeys("QHWTS", "waiting") | {"B": "running", "R": "running", "E": "ending"}
 
 
 def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
@@ -84,7 +75,7 @@ def requeue(job_id: str, script: Path) -> str:
 
 
 def _select(site: Site, resources: Resources) -> str:
-    """Chunks, one a node; whole nodes need no count of what is in them."""
+    """The chunks of a job, one for each node; whole nodes need no numbers of cores and GPUs."""
     words = [str(resources.nodes), *([resources.constraint] if resources.constraint else [])]
     if not site.whole_nodes:
         cores = (resources.cores_per_rank or 1) * resources.ranks_per_node * site.threads_per_core

@@ -27,16 +27,8 @@ DIRECTIVES = {
     "append": "--open-mode=append",
     "requeue": "--requeue",
 }
-_STATES = {
-    "PENDING": "waiting",
-    "REQUEUED": "waiting",
-    "CONFIGURING": "waiting",
-    "RUNNING": "running",
-    "SUSPENDED": "waiting",
-    "REQUEUE_HOLD": "waiting",
-    "COMPLETING": "ending",
-    "CANCELLED": "cancelled",
-}
+_STATES = dict.fromkeys(("PENDING", "REQUEUED", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD"), "waiting")
+_STATES |= {"RUNNING": "running", "COMPLETING": "ending", "CANCELLED": "cancelled"}
 
 
 def values(site: Site, resources: Resources, logs: Path) -> dict[str, Any]:
