@@ -1,4 +1,4 @@
-"""Measurements that nobody has made, for what concludes from them."""
+"""Made-up measurements, for tests of the conclusions from them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ranks of the tests of `tutti tune` do, and a dataset whose samples take their time."""
+"""The work of ranks in the tests of `tutti tune`, and a dataset with slow samples."""
 
 import json
 import os

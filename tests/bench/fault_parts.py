@@ -1,4 +1,4 @@
-"""Datasets, models and losses of which one is ill, to see whether a bench finds it.
+"""Datasets, models and losses with a deliberate fault, which a bench should find.
 
 Work is measured in matrix products of one size, wherever that is possible, so that its share does not depend on the
 machine: a dataset that makes as many products as a step is half of it anywhere.

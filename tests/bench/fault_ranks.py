@@ -19,7 +19,7 @@ from prepared import PYTHON
 from rank_jobs import reserved_port
 from waiting import HangDetector
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def score(found: Sequence[Found]) -> tuple[float, list[Found]]:
     return sum(each.is_right for each in found) / len(found), wrong
 
 
-def find_verdicts(cases: Sequence[Case], tell: Tell = lambda _: None, keep: Path | None = None) -> list[Found]:
+def find_verdicts(cases: Sequence[Case], report: Report = lambda _: None, keep: Path | None = None) -> list[Found]:
     """The verdicts on cases, in their order; those with the same ranks and links are measured in one launch.
 
     What was measured goes into a folder, if it should be kept.
@@ -56,7 +56,7 @@ def find_verdicts(cases: Sequence[Case], tell: Tell = lambda _: None, keep: Path
         launches.setdefault((case.ranks, case.rate), []).append(case)
     found: dict[str, Found] = {}
     for (ranks, rate), some in launches.items():
-        tell(f"{len(some)} case(s) on {ranks} rank(s){f' and links of {rate}' if rate else ''}")
+        report(f"{len(some)} case(s) on {ranks} rank(s){f' and links of {rate}' if rate else ''}")
         found |= {each.case.name: each for each in _launch(ranks, rate, some, keep)}
     return [found[case.name] for case in cases]
 

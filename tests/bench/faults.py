@@ -1,4 +1,4 @@
-"""Recipes with a known fault of a known size, and healthy ones: what a verdict should say of each."""
+"""Recipes with a known fault of a known size, and without one, with the expected verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

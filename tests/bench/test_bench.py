@@ -1,4 +1,4 @@
-"""`tutti bench` as a user meets it."""
+"""`tutti bench` on the command line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a device gives at most, and what its caches hold."""
+"""Measured peaks of a device, and the sizes of its caches."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What to try next, and whether it is kept, without measuring anything."""
+"""The next change to try, and whether it is kept, from made-up measurements."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step is divided into what all ranks wait for."""
+"""A step is divided into its exposed parts."""
 
 import pytest
 from made_up import by_rank, by_trial, made_up

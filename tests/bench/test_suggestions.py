@@ -1,4 +1,4 @@
-"""Suggestions fit what bounds a recipe, and would change something."""
+"""Suggestions fit the bottleneck of a recipe, and change a setting."""
 
 from pathlib import Path
 from typing import Any

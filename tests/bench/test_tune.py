@@ -1,4 +1,4 @@
-"""Ranks try what is suggested in one meeting, keep what helps and write it down."""
+"""Ranks try suggested changes in one session, keep those that help, and write a recipe."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ from tutti.errors import ConfigError
 CONDITIONS = {"ranks": "1 on here", "versions": "torch 2.11"}
 
 
-def climbed() -> GreedySearch:
+def tuned_search() -> GreedySearch:
     """A search that has kept data.workers=4."""
     search = GreedySearch(made_up(data=0.9, computing=0.1, batches_are_samples=True, cores=2))
     chosen = search.next()
@@ -24,7 +24,7 @@ def climbed() -> GreedySearch:
 
 def test_it_extends_a_named_recipe(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    write_recipe(path, "digits/mlp", ("epochs=3", "optim.lr=1e-05"), climbed(), CONDITIONS)
+    write_recipe(path, "digits/mlp", ("epochs=3", "optim.lr=1e-05"), tuned_search(), CONDITIONS)
     assert path.read_text() == (
         "# Made by tutti tune from digits/mlp: 32 -> 320 samples/s, 10.00 times as fast.\n"
         "#   ranks: 1 on here\n"
@@ -53,7 +53,7 @@ def test_it_extends_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: pytes
     assert extends("mine/my.yaml/fast", tmp_path / "out" / "deep") == "../../mine/my.yaml/fast"
     assert extends("mine/my.yaml/fast", Path("mine")) == "my.yaml/fast"
     path = tmp_path / "out" / "deep" / "tuned.yaml"
-    write_recipe(path, "mine/my.yaml/fast", (), climbed(), CONDITIONS)
+    write_recipe(path, "mine/my.yaml/fast", (), tuned_search(), CONDITIONS)
     monkeypatch.chdir("/")
     assert resolve(str(path)).config.epochs == 7
     assert resolve(str(path)).config.data.workers == 4
@@ -72,7 +72,7 @@ def test_it_extends_a_file_by_a_relative_path(tmp_path: Path, monkeypatch: pytes
 )
 def test_what_was_given_loads_as_it_was_given(override: str, tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
-    write_recipe(path, "digits/mlp", (override,), climbed(), CONDITIONS)
+    write_recipe(path, "digits/mlp", (override,), tuned_search(), CONDITIONS)
     expected = resolve("digits/mlp", [override, "data.workers=4", "recipe=tuned"]).config
     assert resolve(str(path)).config == expected
 

@@ -1,4 +1,4 @@
-"""What bounds a step is told in one sentence, or not at all."""
+"""The bottleneck of a step in one sentence, or an inconclusive verdict."""
 
 import json
 

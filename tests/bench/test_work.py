@@ -1,4 +1,4 @@
-"""What a step is counted to ask of its device, on models whose counts are known."""
+"""The counted work of a step, on models with known counts."""
 
 import sys
 from typing import Any

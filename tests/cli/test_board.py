@@ -1,4 +1,4 @@
-"""`tutti board`: TensorBoard comes up with short names, takes new runs in, and ends with its command."""
+"""`tutti board`: TensorBoard shows runs under short names, adds new ones, and ends with the command."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Runs side by side: what differs, what came out, and clear words for what cannot be compared."""
+"""Runs side by side: differences, results, and errors for what cannot be compared."""
 
 import re
 import sys

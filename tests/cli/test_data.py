@@ -1,4 +1,4 @@
-"""Data that is made at the command line: what is left behind, what is said, and what is refused."""
+"""`tutti data`: the files it writes, its output, and the input it refuses."""
 
 import sys
 from pathlib import Path

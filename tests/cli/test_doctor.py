@@ -1,4 +1,4 @@
-"""`tutti doctor` as a user types it."""
+"""`tutti doctor` on the command line."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""YAML that is damaged, or that says a thing twice, is refused with the file and the line."""
+"""YAML that is damaged, or has a key twice, is refused with the file and the line."""
 
 import sys
 from pathlib import Path

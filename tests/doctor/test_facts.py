@@ -1,4 +1,4 @@
-"""What a rank finds out about itself: digests of code and data, memory, limits."""
+"""The facts of a rank: digests of code and data, memory, limits."""
 
 import shutil
 import sys

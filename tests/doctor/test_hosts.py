@@ -1,4 +1,4 @@
-"""The doctor on four hosts with links of their own, one of which is made ill in each test."""
+"""The doctor on four hosts with links of their own; each test adds a fault to one of them."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ SLOW = "tc qdisc replace dev eth0 root tbf rate 20mbit burst 32kb latency 50ms"
 
 
 @dataclass
-class Ward:
+class FourHosts:
     """Four hosts, and a process that forks ranks onto them."""
 
     made: namespaces.Hosts
@@ -76,7 +76,7 @@ class Ward:
         }
 
     @contextmanager
-    def ill(self, host: str, breaks: str, heals: str) -> Iterator[None]:
+    def changed(self, host: str, breaks: str, heals: str) -> Iterator[None]:
         self.made.by_name[host].shell(breaks)
         try:
             yield
@@ -92,11 +92,11 @@ def _read(files: Path) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FourHosts]:
     if why := namespaces.unavailable():
         pytest.skip(why)
     with namespaces.hosts(4, rate="200mbit") as made, open_prompt() as prompt:
-        yield Ward(made, tmp_path_factory.mktemp("ward"), prompt)
+        yield FourHosts(made, tmp_path_factory.mktemp("cluster"), prompt)
 
 
 @contextmanager
@@ -118,23 +118,23 @@ def findings(done: Finished) -> list[str]:
     return [line for line in done.out.splitlines() if line.startswith(("fault:", "warning:"))]
 
 
-def slow_to(ward: Ward, host: str) -> str:
+def slow_to(cluster: FourHosts, host: str) -> str:
     """Set-up of a sender that is slow towards one host only."""
     return f"""
     tc qdisc replace dev eth0 root handle 1: htb default 1
     tc class add dev eth0 parent 1: classid 1:1 htb rate 200mbit burst 128kb
     tc class add dev eth0 parent 1: classid 1:2 htb rate 20mbit burst 32kb
-    tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {ward.made.address(host)}/32 flowid 1:2
+    tc filter add dev eth0 parent 1: protocol ip u32 match ip dst {cluster.made.address(host)}/32 flowid 1:2
     """
 
 
-def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(ward: Ward) -> None:
-    done, *others = ward.doctor("--json", "doctor.json")
+def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(cluster: FourHosts) -> None:
+    done, *others = cluster.doctor("--json", "doctor.json")
     assert (done.code, done.err) == (0, "")
     assert findings(done) == []
     assert "ready: 4 ranks on 4 hosts" in done.out
     assert all((each.code, each.out, each.err) == (0, "", "") for each in others)
-    record = json.loads((ward.folder / "doctor.json").read_text())
+    record = json.loads((cluster.folder / "doctor.json").read_text())
     assert record["ready"] and record["hosts"] == ["h1", "h2", "h3", "h4"]
     assert {(link["first"], link["second"]) for link in record["links"]} == {
         ("h1", "h2"),
@@ -147,32 +147,32 @@ def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(ward: Ward)
     assert [each["bytes"] for each in record["all_reduce"]][:1] == [8]
     assert {each["address"] for each in record["ranks"]} == {f"10.80.0.{n}" for n in range(1, 5)}
     assert set(record["clock_offset_seconds"]) == {"h1", "h2", "h3", "h4"}
-    assert not list(ward.folder.glob(".tutti-doctor*"))
+    assert not list(cluster.folder.glob(".tutti-doctor*"))
 
 
-def test_the_one_slow_link_is_named_with_both_its_hosts(ward: Ward) -> None:
-    with ward.ill("h2", slow_to(ward, "h3"), HEAL), ward.ill("h3", slow_to(ward, "h2"), HEAL):
-        done, *_ = ward.doctor()
+def test_the_one_slow_link_is_named_with_both_its_hosts(cluster: FourHosts) -> None:
+    with cluster.changed("h2", slow_to(cluster, "h3"), HEAL), cluster.changed("h3", slow_to(cluster, "h2"), HEAL):
+        done, *_ = cluster.doctor()
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 is slow: ")
     assert "not ready: 1 fault" in done.out
 
 
-def test_a_host_that_sends_slowly_on_all_links_is_named(ward: Ward) -> None:
-    with ward.ill("h4", SLOW, FAST):
-        done, *_ = ward.doctor()
+def test_a_host_that_sends_slowly_on_all_links_is_named(cluster: FourHosts) -> None:
+    with cluster.changed("h4", SLOW, FAST):
+        done, *_ = cluster.doctor()
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: host h4 sends slowly on all its links: ")
 
 
-def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(ward: Ward) -> None:
+def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(cluster: FourHosts) -> None:
     # Packets from h2 to h3 go to a card that nobody has, so that h3 is silent for it.
-    breaks = f"ip neigh replace {ward.made.address('h3')} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
-    heals = f"ip neigh del {ward.made.address('h3')} dev eth0"
-    with ward.ill("h2", breaks, heals):
-        done, *others = ward.doctor()
+    breaks = f"ip neigh replace {cluster.made.address('h3')} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+    heals = f"ip neigh del {cluster.made.address('h3')} dev eth0"
+    with cluster.changed("h2", breaks, heals):
+        done, *others = cluster.doctor()
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 does not work: host h")
@@ -181,14 +181,14 @@ def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(ward: Ward) -> N
     assert [each.code for each in others] == [0, 0, 0]
 
 
-def test_a_host_that_does_not_connect_is_named_at_the_deadline(ward: Ward) -> None:
-    done, *_ = ward.doctor("--wait", "10", absent=("h4",))
+def test_a_host_that_does_not_connect_is_named_at_the_deadline(cluster: FourHosts) -> None:
+    done, *_ = cluster.doctor("--wait", "10", absent=("h4",))
     assert done.code == 1
     assert "fault: rank 3 of 4 did not connect within 10 s; ranks 0-2 did." in done.out
 
 
-def test_a_wrong_interface_is_named(ward: Ward) -> None:
-    done, *_ = ward.doctor(env={"h2": {"GLOO_SOCKET_IFNAME": "docker0"}, "h3": {"GLOO_SOCKET_IFNAME": "eth7"}})
+def test_a_wrong_interface_is_named(cluster: FourHosts) -> None:
+    done, *_ = cluster.doctor(env={"h2": {"GLOO_SOCKET_IFNAME": "docker0"}, "h3": {"GLOO_SOCKET_IFNAME": "eth7"}})
     assert done.code == 1
     assert "fault: rank 2 on host h3: the interface eth7 has no address there. Set GLOO_SOCKET_IFNAME" in done.out
     assert "fault: no other host has a working link with host h2 (for example, host h" in done.out
@@ -196,20 +196,20 @@ def test_a_wrong_interface_is_named(ward: Ward) -> None:
 
 
 @pytest.fixture(scope="module")
-def odd_host(ward: Ward) -> Finished:
+def odd_host(cluster: FourHosts) -> Finished:
     """What is said when h3 has other code, another folder of the same name, and no data."""
-    copy = ward.folder / "copy"
+    copy = cluster.folder / "copy"
     shutil.copytree(REPOSITORY / "tutti", copy / "tutti", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(REPOSITORY / "recipes", copy / "recipes")
     with open(copy / "tutti" / "models" / "small.py", "a") as file:
         file.write("# a change\n")
     for folder in ("data", "runs"):
-        (ward.folder / folder).mkdir()
-    (ward.folder / "data" / "images").write_bytes(bytes(1000))
-    hide = "\n".join(f"mount -t tmpfs tmpfs {ward.folder / name}" for name in ("data", "runs"))
-    show = "\n".join(f"umount {ward.folder / name}" for name in ("data", "runs"))
-    with open_prompt(PYTHONPATH=str(copy)) as other, ward.ill("h3", hide, show):
-        done, *_ = ward.doctor("mnist", "data.path=data", "--wait", "300", prompts={"h3": other})
+        (cluster.folder / folder).mkdir()
+    (cluster.folder / "data" / "images").write_bytes(bytes(1000))
+    hide = "\n".join(f"mount -t tmpfs tmpfs {cluster.folder / name}" for name in ("data", "runs"))
+    show = "\n".join(f"umount {cluster.folder / name}" for name in ("data", "runs"))
+    with open_prompt(PYTHONPATH=str(copy)) as other, cluster.changed("h3", hide, show):
+        done, *_ = cluster.doctor("mnist", "data.path=data", "--wait", "300", prompts={"h3": other})
     return done
 
 
@@ -231,18 +231,18 @@ def test_a_host_that_does_not_share_the_folder_is_named(odd_host: Finished) -> N
     assert line.startswith("fault: host h3 and host h1 do not share ")
 
 
-def test_a_run_starts_after_its_preflight_and_keeps_the_record(ward: Ward) -> None:
-    (ward.folder / "run").mkdir()
-    done = ward.call("preflight", "run")
+def test_a_run_starts_after_its_preflight_and_keeps_the_record(cluster: FourHosts) -> None:
+    (cluster.folder / "run").mkdir()
+    done = cluster.call("preflight", "run")
     assert [(each.code, each.out, each.err) for each in done] == [(0, "joined 4 ranks\n", "")] * 4
-    assert json.loads((ward.folder / "run" / "doctor.json").read_text())["ready"]
+    assert json.loads((cluster.folder / "run" / "doctor.json").read_text())["ready"]
 
 
-def test_a_run_with_a_fault_does_not_start_and_every_rank_reports_why(ward: Ward) -> None:
-    (ward.folder / "apart").mkdir()
-    apart = ward.folder / "apart"
-    with ward.ill("h2", f"mount -t tmpfs tmpfs {apart}", f"umount {apart}"), ward.ill("h4", SLOW, FAST):
-        done = ward.call("preflight", "apart")
+def test_a_run_with_a_fault_does_not_start_and_every_rank_reports_why(cluster: FourHosts) -> None:
+    (cluster.folder / "apart").mkdir()
+    apart = cluster.folder / "apart"
+    with cluster.changed("h2", f"mount -t tmpfs tmpfs {apart}", f"umount {apart}"), cluster.changed("h4", SLOW, FAST):
+        done = cluster.call("preflight", "apart")
     texts = {each.err for each in done}
     assert [each.code for each in done] == [2] * 4
     assert len(texts) == 1

@@ -1,4 +1,4 @@
-"""Figures of made-up networks: the slow link, the slow host and the dead one are named, and nothing else."""
+"""Measurements of made-up networks: slow and failed links and hosts are named, and nothing else."""
 
 from itertools import combinations
 

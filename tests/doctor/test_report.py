@@ -1,4 +1,4 @@
-"""What the screen shows of a made-up examination, and what the record keeps."""
+"""The report of made-up checks on the screen and in the record."""
 
 import json
 from pathlib import Path

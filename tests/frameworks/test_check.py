@@ -1,4 +1,4 @@
-"""What a framework does not have is refused before anything starts, with what is there."""
+"""Settings that a framework does not have are refused before anything starts, with those it has."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Keras and TensorFlow are fed the samples that torch is: the same, in the same order, moved in the same way."""
+"""Keras and TensorFlow get the same samples as torch, in the same order, with the same augmentation."""
 
 from typing import Any
 

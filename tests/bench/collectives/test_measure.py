@@ -1,6 +1,7 @@
 """`tutti bench collectives` on real ranks, on hosts with links of a known rate, and with wrong input."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tutti.bench.collectives.measure import affordable, rank_counts
 from tutti.bench.collectives.results import DEFAULT_SIZES, Dropped, Measured, Results, parse_sizes, read_results
 from tutti.cli import collectives
 from tutti.cli.collectives import bench_collectives, describe, print_points
-from tutti.errors import ConfigError, LaunchError, TuttiError
+from tutti.errors import ConfigError, FolderError, LaunchError, TuttiError
 from tutti.report.bench import draw_collectives
 
 pytestmark = pytest.mark.xdist_group("collectives")
@@ -103,6 +104,26 @@ def test_a_single_size_is_reported_without_a_fit() -> None:
     results = made_up()
     single = Results(results.conditions, results.points[:1], [])
     assert list(describe(single)) == ["no fit: it needs two sizes of messages."]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("conditions", {"hosts": ["n1"]}, "conditions.backend is missing"),
+        ("conditions", {"hosts": "n1", "backend": "gloo"}, "conditions.hosts is 'n1': expected names"),
+        ("points", [{"operation": "all_reduce"}], "points.0.ranks: Field required"),
+    ],
+)
+def test_a_damaged_file_of_results_is_refused_with_the_value(
+    key: str, value: object, expected: str, tmp_path: Path
+) -> None:
+    made_up().write(tmp_path)
+    content = json.loads((tmp_path / "collectives.json").read_text())
+    (tmp_path / "collectives.json").write_text(json.dumps(content | {key: value}))
+    with pytest.raises(
+        FolderError, match=rf"collectives.json is no measurement of collectives \({re.escape(expected)}"
+    ):
+        read_results(tmp_path)
 
 
 def test_results_are_read_again_as_they_were_written_and_drawn(tmp_path: Path) -> None:
