@@ -259,25 +259,25 @@ def _resnet(
     return _finish(inputs, found, num_classes, name)
 
 
-def _basic_block(found: Tensor, width: int, outputs: int, stride: int, projects: bool, silent: bool) -> Tensor:
+def _basic_block(found: Tensor, width: int, outputs: int, stride: int, projects: bool, zero_scale: bool) -> Tensor:
     """Two 3x3 convolutions beside a shortcut."""
     shortcut = _normed(found, outputs, 1, stride) if projects else found
     found = relu(_normed(found, width, 3, stride))
-    return relu(keras.layers.Add()([_normed(found, outputs, 3, zero_scale=silent), shortcut]))
+    return relu(keras.layers.Add()([_normed(found, outputs, 3, zero_scale=zero_scale), shortcut]))
 
 
-def _bottleneck(found: Tensor, width: int, outputs: int, stride: int, projects: bool, silent: bool) -> Tensor:
+def _bottleneck(found: Tensor, width: int, outputs: int, stride: int, projects: bool, zero_scale: bool) -> Tensor:
     """Convolutions 1x1, 3x3 (with the stride) and 1x1 beside a shortcut."""
     shortcut = _normed(found, outputs, 1, stride) if projects else found
     found = relu(_normed(found, width, 1))
     found = relu(_normed(found, width, 3, stride))
-    return relu(keras.layers.Add()([_normed(found, outputs, 1, zero_scale=silent), shortcut]))
+    return relu(keras.layers.Add()([_normed(found, outputs, 1, zero_scale=zero_scale), shortcut]))
 
 
-def _normed(found: Tensor, width: int, kernel: int, stride: int = 1, silent: bool = False) -> Tensor:
+def _normed(found: Tensor, width: int, kernel: int, stride: int = 1, zero_scale: bool = False) -> Tensor:
     """A convolution and its batch norm."""
     found = convolution(found, width, kernel, stride, padding=kernel // 2, bias=False, he=True)
-    return batch_norm_layer(found, silent)
+    return batch_norm_layer(found, zero_scale)
 
 
 def _finish(inputs: Tensor, found: Tensor, num_classes: int, name: str) -> keras.Model:

@@ -27,7 +27,7 @@ DIRECTIVES = {
     "append": "--open-mode=append",
     "requeue": "--requeue",
 }
-_STATES = dict.fromkeys(("PENDING", "REQUEUED", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD"), "waiting")
+_STATES: dict[str, str] = dict.fromkeys(("PENDING", "REQUEUED", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD"), "waiting")
 _STATES |= {"RUNNING": "running", "COMPLETING": "ending", "CANCELLED": "cancelled"}
 
 
