@@ -214,7 +214,7 @@ def _end_wall_time(fault: Fault, place: Place, chance: random.Random) -> None:
     elif fault.way.endswith("to rank"):
         place.signal_rank(fault.rank, number) or os.kill(launcher.pid, number)
     else:
-        for each in processes(place.host_of_rank(0)):
+        for each in place.with_all_below(launcher):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each.pid, number)
 

@@ -117,6 +117,8 @@ def expected_codes(fault: Fault) -> tuple[int, ...]:
         "SIGINT twice": (130, -2, _SAVED, 1),
     }
     codes = (0,) if fault.kind in _GOES_ON else kinds.get(fault.kind, (-9,))
+    if fault.place == NAMESPACES and fault.kind == "out of memory":
+        codes = _LOST  # ranks that lose another one before they are connected only know that it is gone
     if fault.place == NAMESPACES and fault.kind in ("kill rank", "kill rank 0", "lose node", "stop rank"):
         codes = (*codes, -9, 137)  # the process itself, which the campaign kills in the end where it was stopped
     return codes

@@ -195,6 +195,15 @@ class Local(Place):
             return next((each for each in found if each.parent in servers and each.pid not in servers), None)
         return next((each for each in found if " -m tutti train" in each.command and " -c " not in each.command), None)
 
+    def with_all_below(self, process: Process) -> list[Process]:
+        """Return a process, those that it has started, and those that they have."""
+        found, known = [process], {process.pid}
+        for each in processes(self.host_of_rank(0)):  # in the order of their start
+            if each.parent in known:
+                found.append(each)
+                known.add(each.pid)
+        return found
+
     def fork_server(self) -> Process | None:
         """Return the process from which the ranks are forked."""
         found = processes(self.host_of_rank(0))
