@@ -174,7 +174,7 @@ def test_a_rank_that_dies_ends_what_others_wait_for(victim: int, how: str) -> No
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_dies_inside_an_operation_ends_it_on_all(victim: int) -> None:
     found = run_ranks(4, work.lose_a_rank, victim, "kill", True, expect_failure=True)
-    reason = "rank 0, which coordinates all ranks, has ended" if victim == 0 else f"Rank {victim} has not responded"
+    reason = "rank 0, which coordinates all ranks, has ended" if victim == 0 else f"ank {victim} has not responded"
     for rank, answer in enumerate(found):
         if rank != victim:
             assert {error for error, _ in answer} == {"HorovodInternalError"}

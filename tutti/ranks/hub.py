@@ -16,7 +16,7 @@ from tutti.ranks.secret import Secret
 
 Returns = Literal["nothing", "all", "first", "any", "next", "some"]  # which items of a meeting a rank gets
 
-RANKS_PER_SECOND = 200  # that a hub serves at least, on a busy host
+RANKS_PER_SECOND = 1000  # that a hub serves at least, on a busy host
 LOST_SECONDS = 5.0  # in which the main threads of ranks notice a lost rank themselves
 _MOST_SOME = 16
 _SLICE_BYTES = 4 << 20  # of the items of a meeting in one message
