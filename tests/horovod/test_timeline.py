@@ -91,7 +91,8 @@ def test_events_are_in_the_file_soon_and_the_file_is_complete(tmp_path: Path, mo
     timeline.start(str(path), marks_cycles=False)
     for place in range(3):
         timeline.submitted([TensorRequest("allreduce", f"x{place}", dtype="int8", shape=(2,))], 0)
-        wait_until(lambda place=place: f"allreduce.x{place}" in rows(path), lambda: path.read_text())
+        wait_until(lambda place=place: f"allreduce.x{place}" in path.read_text(), lambda: path.read_text())
+        wait_until(lambda: path.read_text().endswith("\n]\n"), lambda: path.read_text())  # the write is complete
         assert story(rows(path)[f"allreduce.x{place}"]) == [("B", "NEGOTIATE_ALLREDUCE"), ("i", "0")]
     killed = path.read_bytes()
     timeline.stop()

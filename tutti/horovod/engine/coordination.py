@@ -34,6 +34,7 @@ class Timeline:
         self._written = 0  # bytes of events in the file
         self._events: list[str] = []  # that are not in the file yet
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
         self._marks_cycles = False
         self._rows: dict[Key, int] = {}
         self._open: set[tuple[Key, int]] = set()  # tracks with an event that has not ended
@@ -50,8 +51,9 @@ class Timeline:
             self._name_row(0, "cycles")
             self._write()
             self.runs = self._file is not None
-            self._stopped = threading.Event()
-        threading.Thread(target=self._write_regularly, args=(self._stopped,), name="hvd_timeline", daemon=True).start()
+            self._stopped, own = threading.Event(), {"name": "hvd_timeline", "daemon": True}
+            self._thread = threading.Thread(target=self._write_regularly, args=(self._stopped,), **own)
+            self._thread.start()
 
     def stop(self) -> None:
         """Write the last events and close the file, if there is one."""
@@ -59,6 +61,9 @@ class Timeline:
             self._stopped.set()
             self._write()
             self._close()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()  # before the interpreter ends
 
     def _write_regularly(self, stopped: threading.Event) -> None:
         while not stopped.wait(FLUSH_SECONDS):
