@@ -50,7 +50,7 @@ def make_reference(place_name: str, folder: Path, cluster: slurm.Cluster | None,
     _set_scene(fault, folder)
     with opened(fault, folder, cluster, fresh) as place:
         start = place.start("reference", None)
-        ended = wait_for(start, place.limit_seconds)
+        ended = wait_for(start, place)
         run = place.run_folder()
         if not ended or any(start.codes) or run is None:
             raise SystemExit(f"the undisturbed run on {place_name} does not end well: {start.codes}\n{start.screen()}")
@@ -131,9 +131,9 @@ def _wait_for_end(fault: Fault, place: Place, start: Start, found: Found) -> Non
     """Wait for the end of the first start; a stopped rank that nobody ends is killed when the others have ended."""
     if fault.place == NAMESPACES and fault.kind == "stop rank":
         others = Start(start.label, [], [each for rank, each in enumerate(start.popens) if rank != fault.rank])
-        found.hung = not wait_for(others, place.limit_seconds)
+        found.hung = not wait_for(others, place)
         place.signal_rank(fault.rank, signal.SIGKILL)
-    found.hung = found.hung or not wait_for(start, place.limit_seconds)
+    found.hung = found.hung or not wait_for(start, place)
     if found.hung:
         _note_hang(place, "hang.txt")
 
@@ -183,7 +183,7 @@ def _resume(fault: Fault, place: Place, found: Found) -> None:
 
 def _end_resume(place: Place, start: Start) -> dict[str, Any]:
     """Wait for the end of a resume, and note how it was."""
-    hung = not wait_for(start, place.limit_seconds)
+    hung = not wait_for(start, place)
     codes, screen = start.codes, start.screen()
     if hung:
         _note_hang(place, f"hang-{start.label}.txt")

@@ -146,7 +146,9 @@ def _could_write(fault: Fault) -> bool:
 
 def _judge_cause(fault: Fault, found: Found) -> list[str]:
     """Return what is wrong about the named cause and rank."""
-    if found.hung or not found.reached:
+    if found.hung:
+        return ["hangs: nothing is named"]
+    if not found.reached:
         return []
     says = expected_words(fault, found)
     problems = [f"not on the screen: {words}" for words in says if not re.search(words, found.screen, re.IGNORECASE)]

@@ -27,6 +27,7 @@ RECIPE = "fault.yaml"
 PORT = 29_411
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 _REQUEUE_SECONDS = 30.0
+_BUSY = 0.02  # the share of a core that ranks which only wait stay below
 _SYSTEM = ("tutti-prepared", "slurmd", "slurmctld", "munged", "slurmstepd", "bash", "sh", "sleep", "unshare")
 
 
@@ -88,7 +89,7 @@ class Place:
     """Where one fault happens: it starts runs there, finds their processes, and says what is left of them."""
 
     name: str
-    limit_seconds = 120.0  # after which a run that has not ended hangs, on however busy a machine
+    limit_seconds = 120.0  # in which a run that has not ended and has not computed hangs
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         self.folder, self.hosts = folder, hosts
@@ -127,6 +128,10 @@ class Place:
         host = self.hosts.by_name[newest["host"]]
         return next((each for each in processes(host) if each.inner == newest["pid"]), None)
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all processes that run here."""
+        return sum(_cpu_seconds(each.pid) for host in self.own_hosts() for each in processes(host))
+
     def signal_rank(self, rank: int, number: int) -> bool:
         process = self.rank_process(rank)
         if process is None:
@@ -164,6 +169,13 @@ class Place:
         line[line.index(f"--wd={os.getcwd()}")] = f"--wd={self.folder}"
         with open(output, "ab") as out:
             return subprocess.Popen(line, env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+
+def _cpu_seconds(pid: int) -> float:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _is_ours(process: Process) -> bool:
@@ -368,11 +380,14 @@ def hold_port(host: Host, talks: bool) -> subprocess.Popen:
     return found
 
 
-def wait_for(start: Start, seconds: float) -> bool:
-    """Wait until a start has ended; returns whether it has within the time."""
-    deadline = time.monotonic() + seconds
+def wait_for(start: Start, place: Place) -> bool:
+    """Wait until a start has ended; returns False when it has not and its processes have hardly computed meanwhile."""
+    deadline, used = time.monotonic() + place.limit_seconds, place.cpu_seconds()
     while not start.poll():
         if time.monotonic() > deadline:
-            return False
+            now = place.cpu_seconds()
+            if now - used < _BUSY * place.limit_seconds:
+                return False
+            deadline, used = time.monotonic() + place.limit_seconds, now
         time.sleep(0.05 if not isinstance(start, SlurmStart) else 0.5)
     return True
