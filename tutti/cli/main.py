@@ -10,7 +10,8 @@ from tutti.cli.options import MARKUP, LazyCommands
 from tutti.errors import TuttiError
 
 # The module of each command, in the order of `tutti --help`.
-MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "profile", "scale", "sweep", "report")}
+MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "profile", "scale", "sweep")}
+MODULES |= {name: name for name in ("forecast", "report")}
 MODULES |= {"show": "show", "list": "show", "runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts

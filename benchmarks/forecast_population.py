@@ -1,0 +1,236 @@
+"""Learns the population tables of `tutti forecast` from published scaling curves: tutti/forecast/population.json.
+
+Every number is the mean of what the families of curves say and of a value fixed beforehand, which counts as much as
+PRIOR_CURVES curves. However many curves a family has, it counts as FAMILY_CURVES at most, since its curves share one
+machine and one way of measuring.
+
+- Structures, friction and the factor of two nodes: expectation-maximisation over whole curves.
+- Noise and discrepancy: the likelihood of what was predicted for the rest of each curve from its first nodes.
+
+    python benchmarks/forecast_population.py --curves curves.json --write
+"""
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
+from tutti.forecast.laws import STRUCTURES
+from tutti.forecast.population import TABLE, Fabric, Normal, Population
+from tutti.forecast.posterior import Level, Likelihood, likelihood, predict
+
+PRIOR_CURVES = 12.0
+FAMILY_CURVES = 6.0
+FIRST_NODES = (2, 4)  # the rest of a curve is predicted from these
+FIXED = {
+    Fabric.HPC: Population(
+        structures=(0.3, 0.5, 0.2),
+        first_jump=Normal(math.log(0.07), 1.3),
+        friction=Normal(0.015, 0.025),
+        two_nodes=Normal(0.0, 0.0),
+        within_node=Normal(0.04, 0.1),
+        noise=0.02,
+        discrepancy=0.02,
+    ),
+    Fabric.TCP: Population(
+        structures=(0.2, 0.45, 0.35),
+        first_jump=Normal(math.log(0.4), 1.2),
+        friction=Normal(0.05, 0.05),
+        two_nodes=Normal(0.4, 0.4),
+        within_node=Normal(0.04, 0.1),
+        noise=0.07,
+        discrepancy=0.05,
+    ),
+}
+FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)  # tried for the noise and for the discrepancy
+FACTOR_DEVIATION = 0.35  # of the log of a factor, beforehand
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published curve."""
+
+    name: str
+    family: str
+    fabric: Fabric | None
+    curve: ScalingCurve
+
+
+def read_curves(path: Path) -> list[Published]:
+    """All curves of the file; the family is the first word of the name."""
+    return [_published(each) for each in json.loads(path.read_text())]
+
+
+def _published(each: dict[str, Any]) -> Published:
+    tags = each["tags"]
+    fabric = Fabric.TCP if "tcp-ethernet" in tags else Fabric.HPC if "hpc-fabric" in tags else None
+    points = [
+        MeasuredRun(
+            point["ranks"],
+            point.get("nodes") or math.ceil(point["ranks"] / point["gpus_per_node"]),
+            point["samples_per_second"],
+            each["per_rank_batch"],
+            point.get("exposed_sync_seconds"),
+        )
+        for point in each["points"]
+    ]
+    return Published(each["id"], each["id"].split("-")[0], fabric, make_curve(points, each["mode"]))
+
+
+def up_to(curve: ScalingCurve, nodes: int) -> ScalingCurve:
+    """The part of a curve that was measured on at most so many nodes."""
+    return make_curve([each for each in curve.measurements if each.nodes <= nodes], curve.mode)
+
+
+def beyond(curve: ScalingCurve, nodes: int) -> list[MeasuredRun]:
+    """The part of a curve that is to be predicted."""
+    return [each for each in curve.measurements if each.nodes > nodes]
+
+
+def learn(curves: Sequence[Published], fabric: Fabric) -> Population:
+    """The population of one fabric from the curves that are given."""
+    fixed = FIXED[fabric]
+    chosen = [each for each in curves if each.fabric is fabric]
+    found = replace(fixed, within_node=_within_node(curves, fixed), first_jump=_first_jump(chosen, fixed))
+    found = replace(found, noise=_best(found.noise, lambda noise: _score(chosen, replace(found, noise=noise))))
+    found = _maximise(chosen, fabric, found)
+    return replace(
+        found, discrepancy=_best(found.discrepancy, lambda scale: _score(chosen, replace(found, discrepancy=scale)))
+    )
+
+
+def _weights(curves: Sequence[Published]) -> list[float]:
+    sizes = Counter(each.family for each in curves)
+    return [min(1.0, FAMILY_CURVES / sizes[each.family]) for each in curves]
+
+
+def _shrunk(values: Sequence[float], weights: Sequence[float], fixed: Normal, least: float = 0.0) -> Normal:
+    """Mean and deviation of values together with those that were fixed beforehand."""
+    total = sum(weights) + PRIOR_CURVES
+    mean = (float(np.dot(weights, values)) + PRIOR_CURVES * fixed.mean) / total
+    squares = float(np.dot(weights, (np.asarray(values) - mean) ** 2)) if len(values) else 0.0
+    return Normal(mean, max(math.sqrt((squares + PRIOR_CURVES * fixed.deviation**2) / total), least))
+
+
+def _within_node(curves: Sequence[Published], fixed: Population) -> Normal:
+    """The growth of a step for a doubling of the ranks of one node; single outliers count for little."""
+    rises, weights = [], []
+    for each, weight in zip(curves, _weights(curves), strict=True):
+        points = [point for point in each.curve.measurements if point.nodes == 1]
+        if len(points) > 1:
+            times = [math.log(each.curve.time_of(point.ranks, point.samples_per_second)) for point in points]
+            rises.append((times[-1] - times[0]) / math.log2(points[-1].ranks / points[0].ranks))
+            weights.append(weight)
+    return _shrunk(np.clip(rises, -0.1, 0.3).tolist(), weights, fixed.within_node)
+
+
+def _first_jump(curves: Sequence[Published], fixed: Population) -> Normal:
+    jumps, weights = [], []
+    for each, weight in zip(curves, _weights(curves), strict=True):
+        levels = {level.nodes: level.log_time for level in levels_of(each.curve, fixed.within_node)}
+        if 1 in levels and 2 in levels:
+            jumps.append(math.log(max(levels[2] - levels[1], 0.004)))
+            weights.append(weight)
+    return _shrunk(jumps, weights, fixed.first_jump)
+
+
+@cache
+def _fitted(levels: tuple[Level, ...], fabric: Fabric, noise: float) -> Likelihood:
+    return likelihood(levels, fabric, noise)
+
+
+def _fits(curves: Sequence[Published], fabric: Fabric, found: Population) -> list[tuple[float, Likelihood]]:
+    """The likelihood of every curve of at least three numbers of nodes, with the weight of the curve."""
+    return [
+        (weight, _fitted(tuple(levels), fabric, found.noise))
+        for each, weight in zip(curves, _weights(curves), strict=True)
+        if len(levels := levels_of(each.curve, found.within_node)) > 2
+    ]
+
+
+def _maximise(curves: Sequence[Published], fabric: Fabric, found: Population) -> Population:
+    """Structures, friction and the factor of two nodes by expectation-maximisation."""
+    fits = _fits(curves, fabric, found)
+    fixed = FIXED[fabric]
+    for _ in range(4):
+        posteriors = [(weight, fit, fit.posterior(found)[0]) for weight, fit in fits]
+        shares = sum((weight * cells.sum((1, 2, 3, 4)) for weight, _, cells in posteriors), np.zeros(len(STRUCTURES)))
+        shares = shares + PRIOR_CURVES * np.array(fixed.structures)
+        frictions = [(weight, fit.grid.frictions, cells.sum((0, 1, 3, 4))) for weight, fit, cells in posteriors]
+        factors = [(weight, fit.grid.two_nodes, cells.sum((0, 1, 2, 4))) for weight, fit, cells in posteriors]
+        found = replace(
+            found,
+            structures=tuple((shares / shares.sum()).tolist()),
+            friction=_moments(frictions, fixed.friction),
+            two_nodes=_moments(factors, fixed.two_nodes),
+        )
+    return found
+
+
+def _moments(marginals: Sequence[tuple[float, Any, Any]], fixed: Normal) -> Normal:
+    if fixed.deviation == 0 or not marginals:
+        return fixed
+    values = np.concatenate([axis for _, axis, _ in marginals])
+    weights = np.concatenate([weight * cells for weight, _, cells in marginals])
+    return _shrunk(values.tolist(), weights.tolist(), fixed)
+
+
+def _score(curves: Sequence[Published], found: Population) -> float:
+    """The log density of what was measured on more nodes than the forecast was made from."""
+    total = 0.0
+    for each, weight in zip(curves, _weights(curves), strict=True):
+        for nodes in FIRST_NODES:
+            measured = beyond(each.curve, nodes)
+            if measured and (part := up_to(each.curve, nodes)).most_nodes > 1:
+                fit = _fitted(tuple(levels_of(part, found.within_node)), each.fabric or Fabric.TCP, found.noise)
+                cells, _ = fit.posterior(found)
+                logs = [
+                    math.log(predict(fit, cells, found, point.nodes).density_at(_log_time(part, point)) + 1e-9)
+                    for point in measured
+                ]
+                total += weight * float(np.mean(logs))
+    return total
+
+
+def _log_time(curve: ScalingCurve, point: MeasuredRun) -> float:
+    return math.log(curve.time_of(point.ranks, point.samples_per_second))
+
+
+def _best(fixed: float, score: Callable[[float], float]) -> float:
+    """The multiple of a value that scores best, with the distance from the value counted against it."""
+    penalty = {factor: PRIOR_CURVES / 12 * 0.5 * (math.log(factor) / FACTOR_DEVIATION) ** 2 for factor in FACTORS}
+    return fixed * max(FACTORS, key=lambda factor: score(fixed * factor) - penalty[factor])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--curves", type=Path, required=True, help="the file of published curves")
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} of the package")
+    given = parser.parse_args()
+    curves = read_curves(given.curves)
+    families = dict(sorted(Counter(each.family for each in curves).items()))
+    table = {"families": families, "fabrics": {fabric: learn(curves, fabric).as_json() for fabric in Fabric}}
+    text = json.dumps(_rounded(table), indent=2) + "\n"
+    if given.write:
+        TABLE.write_text(text)
+    print(text, end="")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

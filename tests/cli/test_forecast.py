@@ -1,0 +1,141 @@
+"""`tutti forecast` from tables and studies."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from study_folders import Made, scale_study
+
+from tutti.cli.main import main
+
+TABLE = "ranks,nodes,samples_per_second\n1,1,100\n4,1,380\n8,2,740\n16,4,1440\n"
+ONE_NODE = "ranks,nodes,samples_per_second,per_rank_batch\n1,1,100,32\n4,1,380,32\n"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process, in a folder with a table of four nodes and one of one node."""
+    monkeypatch.chdir(tmp_path)
+    Path("points.csv").write_text(TABLE)
+    Path("one.csv").write_text(ONE_NODE)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tutti", "forecast", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        caught = capsys.readouterr()
+        return int(end.value.code or 0), caught.out, caught.err
+
+    return run
+
+
+def test_a_table_is_forecast_on_the_screen(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("--table", "points.csv", "--ranks", "256,32", "--fabric", "hpc", "--efficiency", "80%")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["ranks", "nodes", "samples/s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["32", "256"]
+    assert "from measurements on 1, 2, 4 nodes, HPC fabric" in out
+    assert "An efficiency of 80% is reached on 32 ranks" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.csv", "points.csv"]
+
+
+def test_json_holds_what_a_script_needs(call: Call) -> None:
+    code, out, _ = call("--table", "points.csv", "--ranks", "2,32", "--fabric", "tcp", "--json")
+    assert code == 0
+    inside, beyond = json.loads(out)
+    assert (inside["ranks"], beyond["ranks"], beyond["nodes"]) == (2, 32, 8)
+    for each in (inside, beyond):
+        assert each["interval90"][0] < each["interval68"][0] < each["samples_per_second"] < each["interval68"][1]
+        assert 0 < each["efficiency"] < 1.1
+        assert isinstance(each["warnings"], list)
+    assert inside["basis"].startswith("interpolated between measurements")
+    assert beyond["extrapolation"] == 2
+
+
+def test_one_node_gives_no_forecast_but_a_band_or_a_link(call: Call) -> None:
+    words = ("--table", "one.csv", "--ranks", "16", "--fabric", "hpc")
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert "everything was measured on one node" in err
+    assert "Measure 2 nodes" in err
+    code, out, _ = call(*words, "--band")
+    assert code == 0
+    assert "not a forecast" in out
+    band = json.loads(call(*words, "--band", "--json")[1])[0]
+    assert band["samples_per_second"] is None
+    assert band["basis"].startswith("not a forecast")
+    linked = json.loads(call(*words, "--link", "200Gbit,3us", "--gradients", "100MB", "--json")[1])[0]
+    assert band["interval90"][0] < linked["interval90"][0] < linked["samples_per_second"]
+    assert "given link" in linked["basis"]
+
+
+def test_full_nodes_can_be_asked_for(call: Call) -> None:
+    made = json.loads(call("--table", "points.csv", "--nodes", "8,16", "--fabric", "hpc", "--json")[1])
+    assert [each["ranks"] for each in made] == [32, 64]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "8"], ["none is given", "--table FILE"]),
+        (["--table", "points.csv"], ["--ranks is missing"]),
+        (["--table", "points.csv", "--ranks", "8,x"], ["--ranks 8,x", "whole numbers"]),
+        (["--table", "points.csv", "--ranks", "0"], ["--ranks 0"]),
+        (["--table", "points.csv", "--ranks", "8", "--fabric", "tpc"], ["--fabric tpc", "Did you mean 'tcp'"]),
+        (["--table", "points.csv", "--ranks", "8", "--mode", "week"], ["--mode 'week'", "weak"]),
+        (["--table", "points.csv", "--ranks", "8", "--efficiency", "x"], ["--efficiency x"]),
+        (["--table", "points.csv", "--ranks", "8", "--efficiency", "180%"], ["--efficiency 180%"]),
+        (["--table", "points.csv", "--ranks", "8", "--ranks-per-node", "0"], ["--ranks-per-node 0"]),
+        (["--table", "one.csv", "--ranks", "8", "--link", "200,3"], ["200 is no number with a unit"]),
+        (["--table", "one.csv", "--ranks", "8", "--link", "1Gbit,3us"], ["--gradients BYTES"]),
+        (["--table", "points.csv", "--verify"], ["--out FOLDER"]),
+        (["--table", "nowhere.csv", "--ranks", "8"], ["nowhere.csv", "cannot be read"]),
+        (["nowhere", "--ranks", "8"], ["nowhere holds no study"]),
+    ],
+)
+def test_bad_input_is_named_with_its_fix(call: Call, words: list[str], message: list[str]) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    for each in message:
+        assert each in err
+
+
+def test_a_forecast_is_kept_drawn_and_verified(call: Call, tmp_path: Path) -> None:
+    words = ("--table", "points.csv", "--fabric", "hpc", "--out", "proposal")
+    code, out, _ = call(*words, "--ranks", "32,64")
+    assert code == 0
+    assert "picture:" in out
+    assert (tmp_path / "proposal" / "forecast.png").stat().st_size > 5000
+    assert len(list((tmp_path / "proposal" / "forecasts").glob("*.json"))) == 1
+    assert "No run was measured" in call(*words, "--verify")[1]
+    Path("points.csv").write_text(TABLE + "32,8,2800\n")
+    out = call(*words, "--verify")[1]
+    assert "1 forecast checked" in out
+    assert "1 inside 90%" in out
+    found = json.loads(call(*words, "--verify", "--json")[1])
+    assert found["record"]["points"] == 1
+    assert found["checked"][0]["measured"] == 2800
+
+
+def test_a_study_is_forecast_and_verified_in_its_folder(call: Call, tmp_path: Path) -> None:
+    def speeds(point) -> Made:
+        return Made(100.0 * point.ranks)
+
+    folder = scale_study(tmp_path / "study", speeds, ranks=(1, 2))
+    for record in folder.points.glob("*/record.json"):
+        content = json.loads(record.read_text())
+        content["segments"][0]["hosts"] = [f"n{rank}" for rank in range(content["ranks"])]
+        record.write_text(json.dumps(content))
+    code, out, _ = call("study", "--ranks", "4", "--fabric", "hpc")
+    assert code == 0
+    assert "from measurements on 1, 2 nodes" in out
+    assert (tmp_path / "study" / "forecasts").is_dir()
+    assert (tmp_path / "study" / "forecast.png").exists()
+    code, _, err = call("study", "--ranks", "4", "--mode", "weak")
+    assert code == 2
+    assert "a study knows its mode" in err

@@ -1,0 +1,229 @@
+"""`tutti forecast`: throughput on more ranks than were measured, and earlier forecasts beside what was measured."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tutti.cli.options import examples
+from tutti.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tutti.forecast.curve import ScalingCurve
+    from tutti.forecast.forecast import Forecast
+    from tutti.forecast.population import Fabric
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "tutti forecast runs/studies/digits/2026-11-15_101500_scale_weak --ranks 16,64",
+        "tutti forecast --table points.csv --ranks 16,64,256 --fabric hpc --efficiency 80%",
+        "tutti forecast --table one_node.csv --ranks 16 --link 200Gbit,3us --gradients 97.5MiB",
+        "tutti forecast --table points.csv --out proposal --verify",
+    )
+)
+def forecast(
+    study: Annotated[Path | None, typer.Argument(help="The folder of a study of tutti scale.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="A CSV file with ranks,nodes,samples_per_second of any framework.")
+    ] = None,
+    ranks: Annotated[str | None, typer.Option(help="The numbers of ranks to forecast, as in 16,64,256.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="The same as numbers of full nodes.")] = None,
+    fabric: Annotated[
+        str | None, typer.Option(help="The network between nodes: hpc (InfiniBand, Slingshot) or tcp (Ethernet).")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks on a full node.", show_default="the most that were measured")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="What stays: the batch of a rank (weak) or of all (strong).", show_default="weak"),
+    ] = None,
+    efficiency: Annotated[str | None, typer.Option(help="Say whether efficiency reaches this, as in 80%.")] = None,
+    link: Annotated[
+        str | None, typer.Option(help="The link between nodes, where one node was measured: 200Gbit,3us.")
+    ] = None,
+    gradients: Annotated[str | None, typer.Option(help="Bytes of gradients of a step, with --link: 97.5MiB.")] = None,
+    band: Annotated[
+        bool, typer.Option("--band", help="From one node: the range of published curves, which is no forecast.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the picture and the kept forecast.", show_default="the study")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Set earlier forecasts beside what is measured now.")
+    ] = False,
+) -> None:
+    """Forecast throughput and efficiency on more ranks than were measured, with intervals."""
+    from tutti.forecast.forecast import fit_curve
+    from tutti.forecast.forecast import forecast as make_forecast
+    from tutti.forecast.link import link_level, parse_link, parse_size
+
+    network = _fabric(fabric)
+    curve, size = _read(study, table, mode, ranks_per_node)
+    if verify:
+        _verify(curve, out or study, as_json)
+        return
+    asked = _asked(ranks, nodes, curve)
+    threshold = _share(efficiency) if efficiency is not None else None
+    size = parse_size(gradients) if gradients is not None else size
+    level = link_level(curve, parse_link(link), size) if link is not None else None
+    is_band = band and curve.most_nodes == 1 and level is None
+    made = make_forecast(fit_curve(curve, network, level, alone=band), asked, threshold)
+    folder = out or study
+    written = _write(folder, curve, network, link, made, is_band) if folder else []
+    if as_json:
+        print(json.dumps([_plain(curve, each, is_band) for each in made], indent=1))
+    else:
+        _show(curve, made, threshold, is_band, written)
+
+
+def _read(
+    study: Path | None, table: Path | None, mode: str | None, ranks_per_node: int | None
+) -> "tuple[ScalingCurve, float | None]":
+    from tutti.forecast.studies import read_study
+    from tutti.forecast.table import check_curve, read_table
+    from tutti.study.scale import read_mode
+
+    if ranks_per_node is not None and ranks_per_node < 1:
+        raise ConfigError(f"--ranks-per-node {ranks_per_node}: expected 1 or more.")
+    if (study is None) == (table is None):
+        given = "both are" if study else "none is"
+        raise ConfigError(f"{given} given: expected the folder of a study or --table FILE. Give one of them.")
+    if study is not None:
+        if mode is not None:
+            raise ConfigError(
+                f"--mode {mode}: a study knows its mode: expected --mode with --table only. Leave it out."
+            )
+        return read_study(study, ranks_per_node)
+    assert table is not None
+    return check_curve(read_table(table), read_mode(mode or "weak"), ranks_per_node, f"--table {table}"), None
+
+
+def _fabric(text: str | None) -> "Fabric | None":
+    from tutti.errors import nearest
+    from tutti.forecast.population import Fabric
+
+    if text is None:
+        return None
+    if text not in list(Fabric):
+        raise ConfigError(
+            f"--fabric {text}: expected hpc (InfiniBand, Slingshot, Aries) or tcp (Ethernet).{nearest(text, [each.value for each in Fabric])}"
+        )
+    return Fabric(text)
+
+
+def _asked(ranks: str | None, nodes: str | None, curve: "ScalingCurve") -> list[int]:
+    """The numbers of ranks of --ranks and --nodes, in order."""
+    if ranks is None and nodes is None:
+        raise ConfigError("--ranks is missing. Add the numbers of ranks to forecast, for example --ranks 16,64,256.")
+    found: set[int] = set()
+    for option, text, times in (("--ranks", ranks, 1), ("--nodes", nodes, curve.ranks_per_node)):
+        words = [word.strip() for word in text.split(",")] if text is not None else []
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError(f"{option} {text}: expected whole numbers of 1 or more, for example {option} 16,64,256.")
+        found |= {int(word) * times for word in words}
+    return sorted(found)
+
+
+def _share(text: str) -> float:
+    """An efficiency as 80%, 80 or 0.8."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    value = value / 100 if text.strip().endswith("%") or value > 1 else value
+    if not 0 < value <= 1:
+        raise ConfigError(f"--efficiency {text}: expected a share from 0 to 100%, for example --efficiency 80%.")
+    return value
+
+
+def _plain(curve: "ScalingCurve", each: "Forecast", is_band: bool) -> dict[str, Any]:
+    """One forecast as JSON; a band has no middle."""
+    values = dataclasses.asdict(each)
+    values["efficiency90"] = [curve.efficiency(each.ranks, end) for end in each.interval90]
+    values["probability_of_efficiency"] = values.pop("above")
+    if is_band:
+        values |= {"samples_per_second": None, "efficiency": None, "basis": f"not a forecast: {each.basis}"}
+    return values
+
+
+def _write(
+    folder: Path,
+    curve: "ScalingCurve",
+    network: "Fabric | None",
+    link: str | None,
+    made: "list[Forecast]",
+    is_band: bool,
+) -> list[tuple[str, Path]]:
+    """Keep the forecast and draw it; a band is drawn alone."""
+    from tutti.forecast.kept import keep
+    from tutti.report.forecast import draw_forecast
+    from tutti.runs.folder import check_writable
+
+    check_writable(str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [] if is_band else [("kept:", keep(folder, curve, network, link, made))]
+    return [*written, ("picture:", draw_forecast(folder / "forecast.png", curve, made, is_band))]
+
+
+def _show(
+    curve: "ScalingCurve",
+    made: "list[Forecast]",
+    threshold: float | None,
+    is_band: bool,
+    written: list[tuple[str, Path]],
+) -> None:
+    from tutti import units
+    from tutti.forecast.summary import TITLES, rows, sentences
+
+    units.print_table(TITLES, rows(curve, made, not is_band), left=())
+    if is_band:
+        print("This is not a forecast: one node does not show the link. The band is where published curves lie.")
+    else:
+        print(*sentences(curve, made, threshold), sep="\n")
+    for name, path in written:
+        print(f"{name:<11} {path}")
+
+
+def _verify(curve: "ScalingCurve", folder: Path | None, as_json: bool) -> None:
+    """Print earlier forecasts beside what is measured now, and the record over all of them."""
+    from tutti import units
+    from tutti.forecast.kept import check_forecasts, read_kept, summarise_checks
+
+    if folder is None:
+        raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
+    checked = check_forecasts(read_kept(folder), curve.measurements)
+    record = summarise_checks(checked)
+    if as_json:
+        found = [dataclasses.asdict(each) | {"error": each.error} for each in checked]
+        print(json.dumps({"checked": found, "record": dataclasses.asdict(record) if record else None}, indent=1))
+        return
+    if record is None:
+        print("No run was measured that a kept forecast was made for.")
+        return
+    titles = ("made", "ranks", "forecast", "measured", "error", "90% interval", "inside 68%", "inside 90%")
+    lines = [
+        [
+            each.created[:10],
+            units.count(each.ranks),
+            units.number(each.forecast),
+            units.number(each.measured),
+            f"{each.error:+.1%}",
+            " to ".join(map(units.number, each.interval90)),
+            "yes" if each.is_inside(each.interval68) else "no",
+            "yes" if each.is_inside(each.interval90) else "no",
+        ]
+        for each in checked
+    ]
+    units.print_table(titles, lines)
+    print(
+        f"{units.count(record.points, 'forecast')} checked: off by {units.percent(record.median_error, 1)} in the "
+        f"median and {units.percent(record.worst_error, 1)} at most; {record.inside68} inside 68%, "
+        f"{record.inside90} inside 90%."
+    )

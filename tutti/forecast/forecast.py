@@ -1,0 +1,196 @@
+"""The forecast of a curve: throughput, efficiency and intervals on the numbers of ranks that were asked for."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tutti import units
+from tutti.errors import DataError
+from tutti.forecast.curve import ScalingCurve, levels_of
+from tutti.forecast.laws import Array
+from tutti.forecast.population import Fabric, Population, shipped
+from tutti.forecast.posterior import TRUST, Level, Likelihood, Predictive, around, likelihood, mix, predict
+
+FAR = 4  # times the measured nodes from which a forecast is called far
+SMALL_BATCH_SPREAD = 0.05  # for each halving of the per-rank batch below the smallest measured one
+OUTLIER = 4.0  # deviations from which a measurement is named
+
+Interval = tuple[float, float]
+Part = tuple[float, Likelihood, Array, Population]  # of one fabric, with its share
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected on one number of ranks; intervals are of samples per second."""
+
+    ranks: int
+    nodes: int
+    samples_per_second: float
+    efficiency: float
+    interval50: Interval
+    interval68: Interval
+    interval90: Interval
+    basis: str
+    extrapolation: float  # its nodes over the most measured nodes
+    warnings: tuple[str, ...] = ()
+    above: float | None = None  # the probability that efficiency reaches the threshold asked for
+
+
+@dataclass(frozen=True)
+class FittedCurve:
+    """A curve with the posterior of its fabric, or of both fabrics where it is not known."""
+
+    curve: ScalingCurve
+    levels: tuple[Level, ...]
+    parts: tuple[Part, ...]
+    source: str
+    warnings: tuple[str, ...] = field(default=())
+
+    def log_time(self, ranks: int) -> Predictive:
+        """The distribution of the log of the step time on a number of ranks."""
+        nodes = self.curve.nodes_for(ranks)
+        if nodes == 1 and any(each.nodes == 1 for each in self.curve.measurements):
+            return self._within_one_node(ranks)
+        ratio, spread = self.curve.batch_ratio(ranks), _small_batch(self.curve, ranks)
+        predicted = [(share, predict(*part, nodes, ratio, spread)) for share, *part in self.parts]
+        return predicted[0][1] if len(predicted) == 1 else mix(predicted)
+
+    def _within_one_node(self, ranks: int) -> Predictive:
+        """Interpolated between the measurements of one node, or continued to the full node."""
+        points = [each for each in self.curve.measurements if each.nodes == 1]
+        sizes = np.log2([each.ranks for each in points])
+        times = np.log([self.curve.time_of(each.ranks, each.samples_per_second) for each in points])
+        population = self.parts[0][3]
+        gap = float(np.min(np.abs(sizes - math.log2(ranks))))
+        beyond = max(math.log2(ranks) - float(sizes[-1]), 0.0)
+        growth = population.within_node.mean + (0.0 if self.curve.mode == "weak" else -1.0)
+        middle = float(np.interp(math.log2(ranks), sizes, times)) + growth * beyond
+        return around(middle, math.hypot(population.noise, population.within_node.deviation * min(gap, 1.0)))
+
+
+def fit_curve(
+    curve: ScalingCurve,
+    fabric: Fabric | None,
+    link: Level | None = None,
+    alone: bool = False,
+    populations: Mapping[Fabric, Population] | None = None,
+) -> FittedCurve:
+    """Fit a curve. One that was measured on one node needs a link, or `alone` for a band that is no forecast."""
+    populations = populations or shipped()
+    fabrics = [fabric] if fabric else list(Fabric)
+    link = link if curve.most_nodes == 1 else None
+    if curve.most_nodes == 1 and link is None and not alone:
+        raise DataError(
+            f"everything was measured on one node (up to {units.count(curve.measurements[-1].ranks, 'rank')}): "
+            "expected at least 2 nodes, since one node does not show the link between nodes. Measure "
+            f"{'3 or 4 nodes' if fabric is Fabric.TCP else '2 nodes'} for 100 steps, give --link RATE,LATENCY with "
+            "--gradients BYTES, or ask for --band, which is no forecast."
+        )
+    fits = [_fit(curve, each, populations[each], link) for each in fabrics]
+    logs = TRUST * np.array([evidence for *_, evidence in fits])
+    shares = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
+    parts = tuple((float(share), *fit[:3]) for share, fit in zip(shares, fits, strict=True))
+    levels = tuple(levels_of(curve, populations[fabrics[0]].within_node))
+    warnings = _curve_warnings(curve, fabric, levels, parts)
+    return FittedCurve(curve, levels, parts, _source(curve, fabric, link), warnings)
+
+
+def forecast(fitted: FittedCurve, ranks: Sequence[int], threshold: float | None = None) -> list[Forecast]:
+    """The forecast on each number of ranks; `threshold` is an efficiency to compare with."""
+    return [_forecast(fitted, each, threshold) for each in ranks]
+
+
+def _fit(
+    curve: ScalingCurve, fabric: Fabric, population: Population, link: Level | None
+) -> tuple[Likelihood, Array, Population, float]:
+    levels = levels_of(curve, population.within_node)
+    found = likelihood([*levels, link] if link else levels, fabric, population.noise)
+    weights, evidence = found.posterior(population)
+    return found, weights, population, evidence
+
+
+def _forecast(fitted: FittedCurve, ranks: int, threshold: float | None) -> Forecast:
+    curve, predicted = fitted.curve, fitted.log_time(ranks)
+    nodes = curve.nodes_for(ranks)
+
+    def between(share: float) -> Interval:
+        low, high = (predicted.quantile(each) for each in ((1 + share) / 2, (1 - share) / 2))
+        return curve.throughput(ranks, low), curve.throughput(ranks, high)
+
+    middle = curve.throughput(ranks, predicted.quantile(0.5))
+    above = None
+    if threshold is not None:
+        needed = threshold * ranks * curve.first.samples_per_second / curve.first.ranks
+        above = predicted.below(math.log(curve.time_of(ranks, needed)))
+    return Forecast(
+        ranks,
+        nodes,
+        middle,
+        curve.efficiency(ranks, middle),
+        between(0.5),
+        between(0.68),
+        between(0.9),
+        _basis(fitted, ranks),
+        nodes / curve.most_nodes,
+        (*fitted.warnings, *_point_warnings(curve, ranks)),
+        above,
+    )
+
+
+def _basis(fitted: FittedCurve, ranks: int) -> str:
+    measured = [each.ranks for each in fitted.curve.measurements]
+    inside = min(measured) <= ranks <= max(measured)
+    return f"{'interpolated between' if inside else 'from'} {fitted.source}"
+
+
+def _source(curve: ScalingCurve, fabric: Fabric | None, link: Level | None) -> str:
+    counts = sorted({each.nodes for each in curve.measurements})
+    nodes = f"{', '.join(map(str, counts))} node{'s' if counts != [1] else ''}"
+    name = {Fabric.HPC: "HPC fabric", Fabric.TCP: "TCP"}[fabric] if fabric else "unknown fabric"
+    return f"measurements on {nodes}, {name}{', given link' if link else ''}"
+
+
+def _curve_warnings(
+    curve: ScalingCurve, fabric: Fabric | None, levels: Sequence[Level], parts: Sequence[Part]
+) -> tuple[str, ...]:
+    found = []
+    if fabric is not Fabric.HPC and curve.most_nodes == 2:
+        found.append("two nodes are often slower than three or four on TCP: measure 3 or 4 nodes")
+    if fabric is None:
+        found.append("the fabric is not known: give --fabric hpc or tcp")
+    if any(each.exposed_seconds is not None and each.per_rank_batch is None for each in curve.measurements):
+        found.append("exposed_seconds is not used without per_rank_batch")
+    if not any(level.nodes == 1 for level in levels):
+        found.append("one node was not measured: the share of the exchange is a guess")
+    _, fit, weights, population = max(parts, key=lambda part: part[0])
+    for level in levels if len(levels) > 2 else ():
+        off = level.log_time - float((weights * fit.log_times(level.nodes, level.batch_ratio)).sum())
+        if abs(off) > OUTLIER * math.hypot(population.noise, level.deviation):
+            nodes = units.count(level.nodes, "node")
+            share = units.percent(math.expm1(off))
+            found.append(f"the step on {nodes} is {share} off the other measurements: repeat it")
+    return tuple(found)
+
+
+def _point_warnings(curve: ScalingCurve, ranks: int) -> list[str]:
+    found = []
+    nodes = curve.nodes_for(ranks)
+    if nodes > FAR * curve.most_nodes:
+        found.append(
+            f"{nodes / curve.most_nodes:g} times the measured nodes: another algorithm of the collectives, other "
+            "switches and the file system are not in the numbers"
+        )
+    if nodes > 1 and ranks % nodes:
+        found.append(f"the last node is not full ({curve.ranks_per_node} ranks a node)")
+    if _small_batch(curve, ranks):
+        found.append("the per-rank batch is smaller than any measured one: kernels may be slower")
+    return found
+
+
+def _small_batch(curve: ScalingCurve, ranks: int) -> float:
+    if curve.mode == "weak":
+        return 0.0
+    most = max(each.ranks for each in curve.measurements)
+    return SMALL_BATCH_SPREAD * max(math.log2(ranks / most), 0.0)

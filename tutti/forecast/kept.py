@@ -1,0 +1,136 @@
+"""Forecasts kept with a digest of what they were made from, and set beside what was measured later."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tutti.errors import FolderError
+from tutti.forecast.curve import MeasuredRun, ScalingCurve
+from tutti.forecast.forecast import Forecast, Interval
+from tutti.forecast.population import TABLE, Fabric
+from tutti.runs.files import read_dataclass, write_dataclass
+
+FOLDER = "forecasts"
+
+
+@dataclass(frozen=True)
+class KeptForecast:
+    """Forecasts of one call, with all that they were made from."""
+
+    digest: str  # of everything below but the date and the forecasts
+    created: str
+    mode: str
+    ranks_per_node: int
+    fabric: str | None
+    link: str | None
+    measured: tuple[MeasuredRun, ...]
+    population: str  # digest of the population table
+    forecasts: tuple[Forecast, ...]
+    format: int = 1
+
+
+@dataclass(frozen=True)
+class CheckedForecast:
+    """A forecast beside the run that exists now."""
+
+    digest: str
+    created: str
+    ranks: int
+    nodes: int
+    forecast: float  # samples per second
+    measured: float
+    interval68: Interval
+    interval90: Interval
+
+    @property
+    def error(self) -> float:
+        """Forecast over measured throughput, minus 1: positive is optimistic."""
+        return self.forecast / self.measured - 1
+
+    def is_inside(self, interval: Interval) -> bool:
+        return interval[0] <= self.measured <= interval[1]
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """All checked forecasts together."""
+
+    points: int
+    median_error: float
+    worst_error: float
+    inside68: int
+    inside90: int
+
+
+def keep(
+    folder: Path, curve: ScalingCurve, fabric: Fabric | None, link: str | None, forecasts: Sequence[Forecast]
+) -> Path:
+    """Write forecasts into a folder; the same forecast from the same inputs is kept once, with its first date."""
+    inputs: dict[str, Any] = {
+        "mode": curve.mode,
+        "ranks_per_node": curve.ranks_per_node,
+        "fabric": fabric.value if fabric else None,
+        "link": link,
+        "measured": curve.measurements,
+        "population": _digest(TABLE.read_text()),
+    }
+    plain = inputs | {"measured": [asdict(each) for each in curve.measurements], "ranks": [f.ranks for f in forecasts]}
+    digest = _digest(json.dumps(plain, sort_keys=True))
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    path = folder / FOLDER / f"{digest[:12]}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_dataclass(path, KeptForecast(digest, created, forecasts=tuple(forecasts), **inputs))
+    except OSError as error:
+        raise FolderError(f"{path}: the forecast cannot be kept ({error.strerror}). Choose another --out.") from error
+    return path
+
+
+def read_kept(folder: Path) -> list[KeptForecast]:
+    """The forecasts of a folder, the oldest first."""
+    found = []
+    for path in sorted((folder / FOLDER).glob("*.json")):
+        try:
+            found.append(read_dataclass(path, KeptForecast))
+        except (OSError, ValueError) as error:
+            raise FolderError(f"{path} is damaged ({error}). Remove it, and check the others again.") from error
+    if not found:
+        raise FolderError(f"{folder} holds no forecast: expected a folder where tutti forecast has kept one.")
+    return sorted(found, key=lambda each: each.created)
+
+
+def check_forecasts(kept: Sequence[KeptForecast], measured: Sequence[MeasuredRun]) -> list[CheckedForecast]:
+    """Every forecast of a run that was not measured then and is now, on as many nodes."""
+    now = {(each.ranks, each.nodes): each.samples_per_second for each in measured}
+    found = []
+    for each in kept:
+        known = {(run.ranks, run.nodes) for run in each.measured}
+        for made in each.forecasts:
+            place = (made.ranks, made.nodes)
+            if place in now and place not in known:
+                bounds = (made.interval68, made.interval90)
+                found.append(
+                    CheckedForecast(each.digest, each.created, *place, made.samples_per_second, now[place], *bounds)
+                )
+    return found
+
+
+def summarise_checks(checked: Sequence[CheckedForecast]) -> CheckRecord | None:
+    """The record over all checked forecasts; None where there is none."""
+    if not checked:
+        return None
+    errors = np.abs([each.error for each in checked])
+    inside68 = sum(each.is_inside(each.interval68) for each in checked)
+    inside90 = sum(each.is_inside(each.interval90) for each in checked)
+    return CheckRecord(len(checked), float(np.median(errors)), float(errors.max()), inside68, inside90)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,73 @@
+"""A link between nodes that is given and not measured: what it makes of a step on two nodes."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from tutti.errors import ConfigError
+from tutti.forecast.curve import ScalingCurve
+from tutti.forecast.posterior import Level
+
+DEVIATION = 0.1  # of the log step time that a given link implies
+BACKWARD = 2 / 3  # of compute, which the exchange may overlap
+OVERLAP = 2.0  # (backward^p + exchange^p)^(1/p)
+BUCKET_BYTES = 25 * 2**20  # of the gradients that are reduced together
+_RATES = {"gbit": 1.25e8, "mbit": 1.25e5, "gb": 1e9, "mb": 1e6}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+
+
+@dataclass(frozen=True)
+class GivenLink:
+    """The rate and the latency of the link of a node."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def parse_link(text: str) -> GivenLink:
+    """Read RATE,LATENCY, as in 200Gbit,3us."""
+    rate, comma, latency = text.partition(",")
+    if not comma:
+        raise ConfigError(f"--link {text}: expected RATE,LATENCY, as in 200Gbit,3us.")
+    return GivenLink(_quantity("--link", text, rate, _RATES), _quantity("--link", text, latency, _TIMES))
+
+
+def parse_size(text: str) -> float:
+    """Read an amount of bytes, as in 97.5MiB."""
+    return _quantity("--gradients", text, text, _SIZES)
+
+
+def link_level(curve: ScalingCurve, link: GivenLink, gradient_bytes: float | None) -> Level:
+    """The step on two full nodes that a ring over the given link implies."""
+    full = max(curve.measurements, key=lambda each: (each.nodes == 1, each.ranks))
+    if gradient_bytes is None or full.per_rank_batch is None:
+        lacking = "--gradients BYTES" if gradient_bytes is None else "the column per_rank_batch"
+        raise ConfigError(
+            f"--link says how fast bytes travel: expected {lacking} as well, since the exchange of a step is compared "
+            "with the seconds of its compute."
+        )
+    seconds = full.per_rank_batch * full.ranks / full.samples_per_second
+    ranks = 2 * curve.ranks_per_node
+    buckets = math.ceil(gradient_bytes / BUCKET_BYTES)
+    exchange = 2 * (ranks - 1) / ranks * gradient_bytes / link.bytes_per_second + 2 * buckets * link.latency_seconds
+    backward = BACKWARD * seconds
+    step = seconds - backward + (backward**OVERLAP + exchange**OVERLAP) ** (1 / OVERLAP)
+    log_time = math.log(curve.time_of(full.ranks, full.samples_per_second) * step / seconds)
+    return Level(2, log_time, DEVIATION, curve.batch_ratio(full.ranks))
+
+
+def _quantity(option: str, whole: str, text: str, known: dict[str, float]) -> float:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)(/s)?\s*", text)
+    scale = known.get(found[2].lower()) if found else None
+    try:
+        value = float(found[1]) * scale if found and scale else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        example = {"--link": "200Gbit,3us", "--gradients": "97.5MiB"}[option]
+        raise ConfigError(
+            f"{option} {whole}: {text.strip() or '(nothing)'} is no number with a unit: expected one of "
+            f"{', '.join(known)}, as in {example}."
+        )
+    return value
