@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import ConfigError, TuttiError
+from tutti.forecast.curve import ScalingCurve
 from tutti.forecast.link import link_level, parse_link, parse_size
 from tutti.forecast.table import check_curve, read_table
+from tutti.study.definition import Mode
 
 HEAD = "ranks,nodes,samples_per_second\n"
 BATCHES = "ranks,nodes,samples_per_second,per_rank_batch\n"
@@ -19,7 +21,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def read(folder: Path, text: str, mode="weak"):
+def read(folder: Path, text: str, mode: Mode = "weak") -> ScalingCurve:
     path = write(folder, text)
     return check_curve(read_table(path), mode, None, f"--table {path}")
 

@@ -111,9 +111,10 @@ def _fabric(text: str | None) -> "Fabric | None":
 
     if text is None:
         return None
-    if text not in list(Fabric):
+    names = [each.value for each in Fabric]
+    if text not in names:
         raise ConfigError(
-            f"--fabric {text}: expected hpc (InfiniBand, Slingshot, Aries) or tcp (Ethernet).{nearest(text, [each.value for each in Fabric])}"
+            f"--fabric {text}: expected hpc (InfiniBand, Slingshot, Aries) or tcp (Ethernet).{nearest(text, names)}"
         )
     return Fabric(text)
 

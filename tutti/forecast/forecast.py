@@ -54,7 +54,10 @@ class FittedCurve:
         if nodes == 1 and any(each.nodes == 1 for each in self.curve.measurements):
             return self._within_one_node(ranks)
         ratio, spread = self.curve.batch_ratio(ranks), _small_batch(self.curve, ranks)
-        predicted = [(share, predict(*part, nodes, ratio, spread)) for share, *part in self.parts]
+        predicted = [
+            (share, predict(fit, cells, population, nodes, ratio, spread))
+            for share, fit, cells, population in self.parts
+        ]
         return predicted[0][1] if len(predicted) == 1 else mix(predicted)
 
     def _within_one_node(self, ranks: int) -> Predictive:

@@ -10,7 +10,7 @@ from tutti.forecast.table import check_curve
 from tutti.runs.step_parts import StepPart
 from tutti.study.definition import StudyFolder, read_definition
 from tutti.study.efficiency import median_of_runs
-from tutti.study.outcome import PointOutcome, read_outcomes, shares_together
+from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
 
 
 def read_study(path: Path, ranks_per_node: int | None) -> tuple[ScalingCurve, float | None]:
@@ -41,7 +41,7 @@ def _measured(ranks: int, nodes: int, group: Sequence[PointOutcome]) -> Measured
     speed = median_of_runs([[window.samples_per_second for window in run.windows] for run in group])
     plan = group[0].plan
     batch, total = plan.get("per_rank_batch"), plan.get("global_batch")
-    shares = shares_together(window for run in group for window in run.windows)
+    shares = combined_shares(window for run in group for window in run.windows)
     share = shares.get(StepPart.COMMUNICATION)
     exposed = share * total / speed if share is not None and total else None
     return MeasuredRun(ranks, nodes, speed, batch, exposed)
