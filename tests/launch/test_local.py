@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Tutti
 
+from tutti.ranks.secret import make_secret
+
 pytestmark = pytest.mark.ranks
 
 PARTS = """
@@ -37,6 +39,29 @@ PARTS = """
 
 def write(path: Path, text: str) -> None:
     path.write_text(textwrap.dedent(text))
+
+
+def test_ranks_of_one_host_meet_at_its_loopback_address_with_a_secret_of_their_own(
+    tutti: Tutti, tmp_path: Path
+) -> None:
+    write(
+        tmp_path / "look.py",
+        """
+        import os, pathlib
+        port = f"{int(os.environ['MASTER_PORT']):04X}"
+        lines = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}")]
+        print([line[1].removesuffix(f":{port}") for line in lines if line[1].endswith(f":{port}") and line[3] == "0A"])
+        pathlib.Path("secret-" + os.environ["RANK"]).write_text(os.environ["TUTTI_SECRET"])
+        """,
+    )
+    given = make_secret()
+    done = tutti("run", "-n", "2", "look.py", **given.environment())
+    assert done.code == 0, done.all
+    assert "['0100007F']\n" in done.out
+    first, second = ((tmp_path / f"secret-{rank}").read_text() for rank in range(2))
+    assert first == second != given.value.hex() and len(first) == 64
+    files = [path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert not any(first in content for content in [*files, done.all])
 
 
 def test_every_rank_has_a_log_and_rank_0_the_screen(tutti: Tutti, tmp_path: Path) -> None:
