@@ -1,5 +1,6 @@
 """`tutti train --min-ranks --max-ranks`: training that continues when ranks are lost, and takes new ranks."""
 
+import contextlib
 import os
 import platform
 import shlex
@@ -186,7 +187,10 @@ def _listening_address(placement: Placement) -> str:
     Hosts that were started together reach this one by the name that their launcher gives, on any interface.
     """
     interface = os.environ.get(_INTERFACE, "").split(",")[0]
-    return interface_address(interface, f"{_INTERFACE}=") if interface and placement.world_size == 1 else ""
+    if interface and placement.world_size == 1:
+        with contextlib.suppress(LaunchError):  # it has no address of IPv4; the ranks report one that does not exist
+            return interface_address(interface, f"{_INTERFACE}=")
+    return ""
 
 
 def _join(address: str, port: int, places: int, program: Program, order: int) -> None:

@@ -19,7 +19,7 @@ from tutti.runs.folder import RunFolder
 
 OFFER = Offer(slots=2, recipe="digits", overrides=[], version="1", order=1)
 WELCOME = {"folder": "/runs/1", "line": "tutti train digits", "job": "a1"}
-SHARE = {"round": 1, "ranks": 2, "host": 1, "hosts": 2, "port": 20_000}
+SHARE = {"round": 1, "first_rank": 3, "ranks": 2, "world_size": 5, "host": 1, "hosts": 2, "port": 20_000}
 END = {"kind": "end", "code": 0, "text": "done"}
 
 
@@ -88,6 +88,8 @@ def test_ranks_run_the_command_of_their_own_host_with_a_secret_of_the_job(
         {"kind": "round", "share": SHARE | {"ranks": 3}},
         {"kind": "round", "share": SHARE | {"ranks": 0}},
         {"kind": "round", "share": SHARE | {"host": 2}},
+        {"kind": "round", "share": SHARE | {"first_rank": 4}},
+        {"kind": "round", "share": SHARE | {"first_rank": -1}},
         {"kind": "round", "share": SHARE | {"port": 1 << 16}},
         {"kind": "round", "share": {"round": 1}},
     ],

@@ -1,8 +1,9 @@
 """torchrun's agent supervises the ranks of one host in one round of an elastic job.
 
 The first launcher of the job decides which ranks a round has, so that torchrun's own rendezvous is replaced by one that
-returns this decision. Every round has a store of its own in that launcher, so that any rank may fail. The ranks of a
-job that is not elastic are those of its only round; their store listens at the loopback address of their host.
+returns this decision; agents of several hosts exchange nothing. Every round has a store for its ranks in that launcher,
+so that any rank may fail. The ranks of a job that is not elastic are those of its only round; their store listens at
+the loopback address of their host.
 """
 
 import logging
@@ -13,11 +14,11 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed import HashStore, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -36,8 +37,6 @@ from tutti.ranks.failures import NOTES_VARIABLE, Failure, from_exit_code, read_n
 from tutti.ranks.messages import listen
 from tutti.ranks.process import send_signal
 
-_STORE_SECONDS = 60.0
-_EXIT_SECONDS = 60.0  # for which hosts wait for each other when their ranks have ended
 _POLL_SECONDS = 0.1
 _SOON_SECONDS = 5  # the agent kills ranks that ignore SIGTERM later than this after the first failure
 
@@ -91,10 +90,10 @@ class Agent:
             monitor_interval=_POLL_SECONDS,
         )
         logs = DefaultLogsSpecs(log_dir=str(notes))
-        self._agent = agent = LocalElasticAgent(spec, logs, exit_barrier_timeout=_EXIT_SECONDS)
+        self._agent = agent = _RoundAgent(self._share, spec, logs)
         try:
             result: RunResult | None = agent.run()  # pyright: ignore[reportAssignmentType]
-        except Exception as error:  # the first launcher has ended, and its store with it
+        except Exception as error:
             return [
                 RankEnd(replace(from_exit_code(0, 1), text=f"{type(error).__name__}: {error}", consequence=True), False)
             ]
@@ -130,6 +129,21 @@ def _explain(failures: dict[int, ProcessFailure], notes: list[Failure], killed_b
     return ended
 
 
+class _RoundAgent(LocalElasticAgent):
+    """torchrun's agent with ranks that are already decided, and nothing to exchange with the agents of other hosts."""
+
+    def __init__(self, share: RoundShare, spec: WorkerSpec, logs: DefaultLogsSpecs) -> None:
+        super().__init__(spec, logs)
+        self._share = share
+
+    def _assign_worker_ranks(self, *_: Any) -> list[Worker]:
+        first, size = self._share.first_rank, self._share.world_size
+        return [Worker(n, first + n, first + n, size, size) for n in range(self._share.ranks)]
+
+    def _exit_barrier(self) -> None:
+        """Do not wait for the other hosts: the first launcher does."""
+
+
 class _DecidedRendezvous(RendezvousHandler):
     """Returns the agent's part in a round that is already decided."""
 
@@ -155,9 +169,7 @@ class _DecidedRendezvous(RendezvousHandler):
             raise RendezvousGracefulExitError("a round has one start")
         self._started = True
         where = RendezvousStoreInfo(self._address, self._share.port)
-        seconds = timedelta(seconds=_STORE_SECONDS)
-        store = TCPStore(self._address, self._share.port, is_master=False, timeout=seconds, wait_for_workers=False)
-        return RendezvousInfo(PrefixStore("agents", store), self._share.host, self._share.hosts, where)
+        return RendezvousInfo(HashStore(), self._share.host, self._share.hosts, where)
 
     def num_nodes_waiting(self) -> int:
         """Return 0: new hosts wait for the next round. The agent calls this whenever it polls the ranks."""
@@ -182,7 +194,8 @@ def register_rendezvous() -> str:
 
 def _only_round(_: RendezvousParameters) -> RendezvousHandler:
     store = hold_store(LOOPBACK)
-    share = RoundShare(round=0, ranks=0, host=0, hosts=1, port=store.port)  # the agent knows the number of its ranks
+    # The agent is torchrun's own, which computes the ranks of one host by itself.
+    share = RoundShare(round=0, first_rank=0, ranks=0, world_size=0, host=0, hosts=1, port=store.port)
     handler = _DecidedRendezvous(share, LOOPBACK, lambda: None)
     handler.store = store
     return handler

@@ -275,7 +275,8 @@ class Leader:
         store = hold_store(self._address or (LOOPBACK if is_here else ""))
         self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
         for index, (host, ranks) in enumerate(new.shares.items()):
-            share = RoundShare(new.number, ranks, index, len(new.shares), store.port)
+            first = new.ranks_of(host).start
+            share = RoundShare(new.number, first, ranks, new.world_size, index, len(new.shares), store.port)
             self._server.send([host], "round", share=asdict(share))
 
     def _conclude(self, current: _Current, now: float) -> None:

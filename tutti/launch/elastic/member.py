@@ -119,7 +119,9 @@ class Member:
     def _begin(self, share: RoundShare, arguments: list[str]) -> None:
         from tutti.launch.elastic.agent import Agent
 
-        if not (1 <= share.ranks <= self._slots and 0 <= share.host < share.hosts and 0 < share.port < 1 << 16):
+        in_world = 0 <= share.first_rank < share.first_rank + share.ranks <= share.world_size
+        in_hosts = 0 <= share.host < share.hosts and share.ranks <= self._slots
+        if not (in_world and in_hosts and 0 < share.port < 1 << 16):
             raise ValueError(f"{share}, for a host of {self._slots} slots")
 
         def report(ended: list[RankEnd]) -> None:

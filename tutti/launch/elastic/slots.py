@@ -141,10 +141,12 @@ class Round:
 
 @dataclass(frozen=True)
 class RoundShare:
-    """The part of one host in a round: how many ranks it starts, and where they meet."""
+    """The part of one host in a round: which ranks it starts, and where they meet."""
 
     round: int
+    first_rank: int
     ranks: int  # on this host
+    world_size: int
     host: int  # its index among the hosts of the round
     hosts: int
     port: int  # of the round's store in the first launcher
