@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from tutti.cli.elastic import Program
+from tutti.cli.elastic import Program, _listening_address
 from tutti.config.load import resolve
 from tutti.errors import LaunchError
 from tutti.launch.elastic import agent
 from tutti.launch.elastic.member import Member, Offer
 from tutti.launch.elastic.slots import RoundShare
 from tutti.ranks.messages import Connection
+from tutti.ranks.placement import Placement
 from tutti.ranks.secret import SECRET_VARIABLE, make_secret
 from tutti.runs.folder import RunFolder
 
@@ -131,3 +132,12 @@ def test_a_host_trains_in_the_folder_of_a_job_only_what_it_was_given(tmp_path: P
     assert resumed.offer(1, 0).overrides == ["epochs=2"] and given.offer(1, 0).overrides == []
     with pytest.raises(LaunchError, match="Join the job with its own recipe"):
         resumed.arguments(made_run(tmp_path / "copy", "digits"))
+
+
+def test_hosts_can_join_at_the_interface_of_the_job_where_one_is_given() -> None:
+    alone, together = Placement("none"), Placement("srun", 0, 4)
+    assert _listening_address(alone) == ""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo,eth7"
+    assert (_listening_address(alone), _listening_address(together)) == ("127.0.0.1", "")
+    os.environ["GLOO_SOCKET_IFNAME"] = "no-such0"
+    assert _listening_address(alone) == ""

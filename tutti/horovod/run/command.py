@@ -133,7 +133,7 @@ def run(words: Sequence[str]) -> int:
     options = arguments.static_options(given)
     if given.mpi:
         mpi = (given.mpi_args or "", given.binding_args or "", given.tcp)
-        reserved = reserve_port()
+        reserved = reserve_port()  # of this host; where rank 0 is on another, a port that is seldom in use
         reserved.set_inheritable(True)  # mpirun keeps it
         started, environment = mpirun_command(options, given.command, reserved.getsockname()[1], *mpi)
         if given.verbose:
