@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from forecast_population import Published, beyond, learn, read_curves, up_to
+from forecast_population import PRIOR_CURVES, Published, beyond, learn, read_curves, up_to
 
 from tutti import units
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
@@ -191,14 +191,14 @@ MODELS: dict[str, Law] = {"ring": ring, "Gustafson": gustafson, "USL": usl, "Ada
 TITLES = ("fabric", "family", "nodes", "model", "curves", "median", "p90", "bias", "in 50%", "in 68%", "in 90%", "80%?")
 
 
-def judge(curves: Sequence[Published]) -> list[Result]:
+def judge(curves: Sequence[Published], fixed_curves: float, names: Sequence[str]) -> list[Result]:
     """Every model on every curve that has something to predict."""
     families = sorted({each.family for each in curves})
     without = {
-        family: {fabric: learn([each for each in curves if each.family != family], fabric) for fabric in Fabric}
+        family: {fabric: learn([c for c in curves if c.family != family], fabric, fixed_curves) for fabric in Fabric}
         for family in families
     }
-    models = [of_tutti(without), *(of_law(name, law) for name, law in MODELS.items())]
+    models = [of_tutti(without), *(of_law(name, MODELS[name]) for name in names)]
     return [
         model(each, nodes)
         for nodes in MOST_NODES
@@ -240,8 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curves", type=Path, required=True, help="the file of published curves")
     parser.add_argument("--brief", action="store_true", help="other models over all families only")
+    parser.add_argument("--alone", action="store_true", help="without other models")
+    parser.add_argument("--fixed-curves", type=float, default=PRIOR_CURVES, help="what fixed values count as")
     given = parser.parse_args()
-    units.print_table(TITLES, rows(judge(read_curves(given.curves)), not given.brief), left=TITLES[:4])
+    results = judge(read_curves(given.curves), given.fixed_curves, [] if given.alone else list(MODELS))
+    units.print_table(TITLES, rows(results, not given.brief), left=TITLES[:4])
     print("80%?: right / wrong / cannot tell whether efficiency at the largest number of ranks is at least 80 %")
 
 

@@ -27,7 +27,7 @@ from tutti.forecast.laws import STRUCTURES
 from tutti.forecast.population import TABLE, Fabric, Normal, Population
 from tutti.forecast.posterior import Level, Likelihood, likelihood, predict
 
-PRIOR_CURVES = 12.0
+PRIOR_CURVES = 24.0
 FAMILY_CURVES = 6.0
 FIRST_NODES = (2, 4)  # the rest of a curve is predicted from these
 FIXED = {
@@ -50,8 +50,8 @@ FIXED = {
         discrepancy=0.05,
     ),
 }
-FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)  # tried for the noise and for the discrepancy
-FACTOR_DEVIATION = 0.35  # of the log of a factor, beforehand
+FACTORS = (0.6, 0.8, 1.0, 1.25, 1.6)  # tried for the noise and for the discrepancy
+FACTOR_DEVIATION = 0.25  # of the log of a factor, beforehand
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,14 @@ def beyond(curve: ScalingCurve, nodes: int) -> list[MeasuredRun]:
     return [each for each in curve.measurements if each.nodes > nodes]
 
 
-def learn(curves: Sequence[Published], fabric: Fabric) -> Population:
-    """The population of one fabric from the curves that are given."""
+def learn(curves: Sequence[Published], fabric: Fabric, fixed_curves: float = PRIOR_CURVES) -> Population:
+    """The population of one fabric from the curves that are given; the fixed values count as so many curves."""
     fixed = FIXED[fabric]
     chosen = [each for each in curves if each.fabric is fabric]
-    found = replace(fixed, within_node=_within_node(curves, fixed), first_jump=_first_jump(chosen, fixed))
+    found = replace(fixed, within_node=_within_node(curves, fixed, fixed_curves))
+    found = replace(found, first_jump=_first_jump(chosen, fixed, fixed_curves))
     found = replace(found, noise=_best(found.noise, lambda noise: _score(chosen, replace(found, noise=noise))))
-    found = _maximise(chosen, fabric, found)
+    found = _maximise(chosen, fabric, found, fixed_curves)
     return replace(
         found, discrepancy=_best(found.discrepancy, lambda scale: _score(chosen, replace(found, discrepancy=scale)))
     )
@@ -112,15 +113,15 @@ def _weights(curves: Sequence[Published]) -> list[float]:
     return [min(1.0, FAMILY_CURVES / sizes[each.family]) for each in curves]
 
 
-def _shrunk(values: Sequence[float], weights: Sequence[float], fixed: Normal, least: float = 0.0) -> Normal:
+def _shrunk(values: Sequence[float], weights: Sequence[float], fixed: Normal, fixed_curves: float) -> Normal:
     """Mean and deviation of values together with those that were fixed beforehand."""
-    total = sum(weights) + PRIOR_CURVES
-    mean = (float(np.dot(weights, values)) + PRIOR_CURVES * fixed.mean) / total
+    total = sum(weights) + fixed_curves
+    mean = (float(np.dot(weights, values)) + fixed_curves * fixed.mean) / total
     squares = float(np.dot(weights, (np.asarray(values) - mean) ** 2)) if len(values) else 0.0
-    return Normal(mean, max(math.sqrt((squares + PRIOR_CURVES * fixed.deviation**2) / total), least))
+    return Normal(mean, math.sqrt((squares + fixed_curves * fixed.deviation**2) / total))
 
 
-def _within_node(curves: Sequence[Published], fixed: Population) -> Normal:
+def _within_node(curves: Sequence[Published], fixed: Population, fixed_curves: float) -> Normal:
     """The growth of a step for a doubling of the ranks of one node; single outliers count for little."""
     rises, weights = [], []
     for each, weight in zip(curves, _weights(curves), strict=True):
@@ -129,17 +130,17 @@ def _within_node(curves: Sequence[Published], fixed: Population) -> Normal:
             times = [math.log(each.curve.time_of(point.ranks, point.samples_per_second)) for point in points]
             rises.append((times[-1] - times[0]) / math.log2(points[-1].ranks / points[0].ranks))
             weights.append(weight)
-    return _shrunk(np.clip(rises, -0.1, 0.3).tolist(), weights, fixed.within_node)
+    return _shrunk(np.clip(rises, -0.1, 0.3).tolist(), weights, fixed.within_node, fixed_curves)
 
 
-def _first_jump(curves: Sequence[Published], fixed: Population) -> Normal:
+def _first_jump(curves: Sequence[Published], fixed: Population, fixed_curves: float) -> Normal:
     jumps, weights = [], []
     for each, weight in zip(curves, _weights(curves), strict=True):
         levels = {level.nodes: level.log_time for level in levels_of(each.curve, fixed.within_node)}
         if 1 in levels and 2 in levels:
             jumps.append(math.log(max(levels[2] - levels[1], 0.004)))
             weights.append(weight)
-    return _shrunk(jumps, weights, fixed.first_jump)
+    return _shrunk(jumps, weights, fixed.first_jump, fixed_curves)
 
 
 @cache
@@ -156,31 +157,31 @@ def _fits(curves: Sequence[Published], fabric: Fabric, found: Population) -> lis
     ]
 
 
-def _maximise(curves: Sequence[Published], fabric: Fabric, found: Population) -> Population:
+def _maximise(curves: Sequence[Published], fabric: Fabric, found: Population, fixed_curves: float) -> Population:
     """Structures, friction and the factor of two nodes by expectation-maximisation."""
     fits = _fits(curves, fabric, found)
     fixed = FIXED[fabric]
     for _ in range(4):
         posteriors = [(weight, fit, fit.posterior(found)[0]) for weight, fit in fits]
         shares = sum((weight * cells.sum((1, 2, 3, 4)) for weight, _, cells in posteriors), np.zeros(len(STRUCTURES)))
-        shares = shares + PRIOR_CURVES * np.array(fixed.structures)
+        shares = shares + fixed_curves * np.array(fixed.structures)
         frictions = [(weight, fit.grid.frictions, cells.sum((0, 1, 3, 4))) for weight, fit, cells in posteriors]
         factors = [(weight, fit.grid.two_nodes, cells.sum((0, 1, 2, 4))) for weight, fit, cells in posteriors]
         found = replace(
             found,
             structures=tuple((shares / shares.sum()).tolist()),
-            friction=_moments(frictions, fixed.friction),
-            two_nodes=_moments(factors, fixed.two_nodes),
+            friction=_moments(frictions, fixed.friction, fixed_curves),
+            two_nodes=_moments(factors, fixed.two_nodes, fixed_curves),
         )
     return found
 
 
-def _moments(marginals: Sequence[tuple[float, Any, Any]], fixed: Normal) -> Normal:
+def _moments(marginals: Sequence[tuple[float, Any, Any]], fixed: Normal, fixed_curves: float) -> Normal:
     if fixed.deviation == 0 or not marginals:
         return fixed
     values = np.concatenate([axis for _, axis, _ in marginals])
     weights = np.concatenate([weight * cells for weight, _, cells in marginals])
-    return _shrunk(values.tolist(), weights.tolist(), fixed)
+    return _shrunk(values.tolist(), weights.tolist(), fixed, fixed_curves)
 
 
 def _score(curves: Sequence[Published], found: Population) -> float:
@@ -206,7 +207,7 @@ def _log_time(curve: ScalingCurve, point: MeasuredRun) -> float:
 
 def _best(fixed: float, score: Callable[[float], float]) -> float:
     """The multiple of a value that scores best, with the distance from the value counted against it."""
-    penalty = {factor: PRIOR_CURVES / 12 * 0.5 * (math.log(factor) / FACTOR_DEVIATION) ** 2 for factor in FACTORS}
+    penalty = {factor: 0.5 * (math.log(factor) / FACTOR_DEVIATION) ** 2 for factor in FACTORS}
     return fixed * max(FACTORS, key=lambda factor: score(fixed * factor) - penalty[factor])
 
 

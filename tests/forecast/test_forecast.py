@@ -150,6 +150,13 @@ def test_an_unknown_fabric_lies_between_the_two_and_says_so() -> None:
     assert not hpc.warnings
 
 
+def test_no_rank_is_faster_than_the_best_measured_one() -> None:
+    for fabric in Fabric:
+        far = ask(weak_curve(flat(0.0)), 4096, fabric=fabric)[0]
+        assert far.interval90[1] / 4096 < 1.15 * 32
+        assert far.interval90[0] < far.samples_per_second <= far.interval90[1]
+
+
 def test_far_forecasts_name_what_is_not_in_them() -> None:
     near, far = ask(weak_curve(ring(0.1)), 64, 4096)
     assert not near.warnings

@@ -48,6 +48,12 @@ class FittedCurve:
     source: str
     warnings: tuple[str, ...] = field(default=())
 
+    @property
+    def best_rate(self) -> float:
+        """The most samples per second of one rank: as the best measured rank, with the noise of a measurement."""
+        rates = [each.samples_per_second / each.ranks for each in self.curve.measurements]
+        return max(rates) * math.exp(2 * max(population.noise for *_, population in self.parts))
+
     def log_time(self, ranks: int) -> Predictive:
         """The distribution of the log of the step time on a number of ranks."""
         nodes = self.curve.nodes_for(ranks)
@@ -117,12 +123,15 @@ def _fit(
 def _forecast(fitted: FittedCurve, ranks: int, threshold: float | None) -> Forecast:
     curve, predicted = fitted.curve, fitted.log_time(ranks)
     nodes = curve.nodes_for(ranks)
+    most = ranks * fitted.best_rate
+
+    def at(probability: float) -> float:
+        return min(curve.throughput(ranks, predicted.quantile(probability)), most)
 
     def between(share: float) -> Interval:
-        low, high = (predicted.quantile(each) for each in ((1 + share) / 2, (1 - share) / 2))
-        return curve.throughput(ranks, low), curve.throughput(ranks, high)
+        return at((1 + share) / 2), at((1 - share) / 2)
 
-    middle = curve.throughput(ranks, predicted.quantile(0.5))
+    middle = at(0.5)
     above = None
     if threshold is not None:
         needed = threshold * ranks * curve.first.samples_per_second / curve.first.ranks

@@ -7,7 +7,7 @@ from tutti.forecast.curve import ScalingCurve
 from tutti.forecast.forecast import Forecast, Interval
 
 SURE = 0.84  # from this probability on, efficiency is said to reach a threshold: the 68 % interval excludes it
-TITLES = ("ranks", "nodes", "samples/s", "68% interval", "90% interval", "efficiency", "90% interval ", "of nodes")
+TITLES = ("ranks", "nodes", "samples/s", "68% interval", "90% interval", "efficiency", "90% interval ", "extrapolation")
 
 
 def rows(curve: ScalingCurve, made: Sequence[Forecast], with_middle: bool = True) -> list[list[str]]:
