@@ -141,6 +141,8 @@ def run_process(ranks: range, world_size: int, go: Any, over: Any, ready: Any, r
     count_messages()
     made = [LightRank(rank, world_size) for rank in ranks]
     threading.stack_size(256 << 10)
+    if len(ranks) > 1:  # hundreds of threads that ask for the lock of Python 200 times a second would use all cores
+        sys.setswitchinterval(0.5)
     for number, phase in enumerate(PHASES):
         if number:
             for each in made:

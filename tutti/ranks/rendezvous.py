@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tutti.errors import DeadlineError, LaunchError
+from tutti.ranks.hub import allow_seconds
 from tutti.ranks.messages import Connection, Event, MessageServer, Peer, connect, listen
 from tutti.ranks.secret import Secret, find_secret
 from tutti.ranks.wire import NotOfThisJob
 
 _FIRST_PORT, _PORTS = 15_000, 16_000  # below those that the system hands out
 _TRIES = 8
-_ANSWER_SECONDS, _LONGEST_ANSWER_SECONDS = 2.0, 20.0  # a host to which thousands of ranks connect answers late
+_ANSWER_SECONDS, _LONGEST_ANSWER_SECONDS = 2.0, 20.0  # to prove that it holds the secret
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds; thousands of ranks may wait for the first
 
 
@@ -53,16 +54,16 @@ def listen_for_ranks(secret: Secret, address: str = "") -> socket.socket:
 
 
 def reach(
-    secret: Secret, address: str, ports: Sequence[int], seconds: float, rank: int, **joins: Any
+    secret: Secret, address: str, ports: Sequence[int], seconds: float, rank: int, world_size: int, **joins: Any
 ) -> tuple[Connection, dict[str, Any]]:
     """Connect to the process of this job at one of the ports, and join it; return its answer, too."""
     deadline = time.monotonic() + seconds
+    joins |= {"rank": rank, "world_size": world_size}
     answers: dict[int, str] = {}
-    pause, patience = _SHORTEST_PAUSE, _ANSWER_SECONDS
+    pause, patience = _SHORTEST_PAUSE, allow_seconds(_ANSWER_SECONDS, world_size)
     while True:
         for port in ports:
-            left = deadline - time.monotonic()
-            found = _try(secret, address, port, max(min(left, patience), 0.1), {"rank": rank} | joins)
+            found = _try(secret, address, port, patience, deadline, joins)
             if not isinstance(found, str):
                 return found
             answers[port] = found
@@ -73,11 +74,11 @@ def reach(
 
 
 def _try(
-    secret: Secret, address: str, port: int, seconds: float, joins: dict[str, Any]
+    secret: Secret, address: str, port: int, patience: float, deadline: float, joins: dict[str, Any]
 ) -> tuple[Connection, dict[str, Any]] | str:
     """Return a connection and the answer to joining, or why there is none."""
     try:
-        connection = connect(address, port, secret, seconds)
+        connection = connect(address, port, secret, max(min(patience, deadline - time.monotonic()), 0.1))
     except socket.gaierror as error:
         return f"no such host: {error.strerror}"
     except NotOfThisJob:
@@ -87,7 +88,7 @@ def _try(
     except OSError as error:
         return (error.strerror or str(error)).lower()
     connection.send("join", **joins)
-    answer = connection.receive(seconds)
+    answer = connection.receive(max(deadline - time.monotonic(), 0.1))  # from a process of this job: it will come
     if answer is not None and answer["kind"] == "welcome":
         return connection, answer
     connection.close()
@@ -136,6 +137,6 @@ def serve_store_port(key: str, port: int, callers: int, seconds: float) -> int:
 def find_store_port(key: str, address: str, rank: int, seconds: float) -> int:
     """Ask the first process of a job at an address for the port that it serves."""
     secret = job_secret(key)
-    connection, answer = reach(secret, address, rendezvous_ports(secret), seconds, rank)
+    connection, answer = reach(secret, address, rendezvous_ports(secret), seconds, rank, rank + 1)
     connection.close()
     return int(answer["port"])

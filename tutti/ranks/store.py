@@ -109,8 +109,8 @@ def _connect(
     secret: Secret, address: str, ports: list[int], placement: Placement, seconds: float
 ) -> tuple[HubClient, int]:
     """Return this rank's connection to the hub, and the port of the store."""
-    joins = {"host": platform.node(), "world_size": placement.world_size}
-    connection, answer = reach(secret, address, ports, seconds, placement.rank, **joins)
+    numbers = placement.rank, placement.world_size
+    connection, answer = reach(secret, address, ports, seconds, *numbers, host=platform.node())
     return HubClient(placement.rank, placement.world_size).read(connection), int(answer["store_port"])
 
 
