@@ -211,16 +211,8 @@ FAULTS = (
         name="named-before-manifest",
         package="checkpoint",
         file="checkpoint/store.py",
-        text=(
-            "            replace(manifest, ranks=group.world_size, files=files).write(partial)\n"
-            "            shutil.rmtree(final, ignore_errors=True)\n"
-            "            os.rename(partial, final)\n"
-        ),
-        replacement=(
-            "            shutil.rmtree(final, ignore_errors=True)\n"
-            "            os.rename(partial, final)\n"
-            "            replace(manifest, ranks=group.world_size, files=files).write(final)\n"
-        ),
+        text=("            sealed.write(partial)\n            _take_name(partial, final)\n"),
+        replacement=("            _take_name(partial, final)\n            sealed.write(final)\n"),
         wrong="A checkpoint has its name before it has its manifest: a crash between leaves one that cannot be read.",
         tests=("checkpoint/test_durability.py", "checkpoint/test_store.py"),
     ),

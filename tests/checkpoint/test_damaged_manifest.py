@@ -10,7 +10,7 @@ import pytest
 from damage import changed, damaged, damaged_json, many, read_or_refuse
 from hypothesis import given
 
-from tutti.checkpoint.manifest import NAME, Manifest, find_latest, read_manifest, saved, verify
+from tutti.checkpoint.manifest import NAME, Manifest, find_latest, read_manifest, verify
 from tutti.errors import CheckpointError
 
 PROGRESS = {"window": [1.5, 64.0], "best": 0.5, "results": {"valid_loss": 1.25}, "scaler": {}}
@@ -77,11 +77,18 @@ def test_a_damaged_pointer_is_refused_or_names_a_checkpoint(tmp_path: Path, cont
     assert found is None or (found.parent == tmp_path and found.name.startswith("step-"))
 
 
-def test_a_damaged_pointer_offers_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_where_the_pointer_is_damaged_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, CONTENT)
     (tmp_path / "step-²").mkdir()
-    assert saved(tmp_path)[-1] == folder
-    for content in (b"\0\0\0", b"../..", b"/", b"step-\xff", b""):
+    (tmp_path / "step-000500").mkdir()  # without a manifest
+    for content in (b"\0\0\0", b"../..", b"/", b"step-\xff", b"", b"step-000001", b"step-000900"):
         (tmp_path / "latest").write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"latest is damaged: it holds .* --resume .*step-000400"):
-            find_latest(tmp_path)
+        said: list[str] = []
+        assert find_latest(tmp_path, said.append) == folder
+        assert len(said) == 1 and "latest is damaged: it holds " in said[0] and said[0].endswith(": step-000400")
+    (tmp_path / "latest").unlink()
+    assert find_latest(tmp_path) == folder
+    (folder / "one.bin").write_bytes(b"")
+    (tmp_path / "latest").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=r"it holds 'nonsense', .* There is no complete checkpoint beside it\."):
+        find_latest(tmp_path)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 
 from tutti.checkpoint.manifest import NAME, Manifest, find_latest, saved, verify
-from tutti.checkpoint.store import model_shape, save, write_state
+from tutti.checkpoint.store import check_optimizer, complete, model_shape, resume_from, save, write_state
+from tutti.errors import ConfigError
 from tutti.ranks.group import Group
+from tutti.runs.files import write_durably
 
 OPERATIONS = ("fsync", "rename", "replace")
 
@@ -33,7 +36,7 @@ class Crash(BaseException):
     """The end of the process."""
 
 
-def save_step(checkpoints: Path, step: int) -> None:
+def save_step(checkpoints: Path, step: int, keep: int = 2) -> Manifest:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     manifest = Manifest("order", step, 1, 8, None, 64, 1, model_shape(model), {})
@@ -41,7 +44,7 @@ def save_step(checkpoints: Path, step: int) -> None:
     def write(folder: Path, group: Group) -> list[Path]:
         return write_state(folder, model, optimizer, group)
 
-    save(checkpoints, manifest, write, cast(Group, OneRank()), keep=2)
+    return save(checkpoints, manifest, write, cast(Group, OneRank()), keep=keep)
 
 
 def before_each(monkeypatch: pytest.MonkeyPatch, note: Callable[[str, tuple[Any, ...]], None]) -> None:
@@ -123,3 +126,61 @@ def test_a_crash_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> 
         for folder in saved(checkpoints):
             verify(folder)
         assert verify(find_latest(checkpoints)).step in (1, 2)
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
+    save_step(tmp_path / "counted", 1)
+    operations = count_operations(tmp_path / "counted")
+    for last in range(operations):
+        checkpoints = tmp_path / str(last)
+        save_step(checkpoints, 1)
+        left = iter(range(last))
+
+        def crash(name: str, _: tuple[Any, ...], left: Any = left, last: int = last) -> None:
+            if next(left, None) is None:
+                raise Crash(f"before operation {last}, {name}")
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash, Exception):
+            before_each(patch, crash)
+            save_step(checkpoints, 1)
+        assert verify(find_latest(checkpoints)).step == 1
+        assert [folder.name for folder in saved(checkpoints)] == ["step-000001"]
+
+
+def test_a_run_that_goes_back_keeps_its_new_checkpoints_and_drops_the_later_ones_once_it_has_saved(
+    tmp_path: Path,
+) -> None:
+    for step in (10, 20, 30):
+        save_step(tmp_path, step, keep=3)
+    write_durably(tmp_path / "best", "step-000030\n")
+    (tmp_path / ".step-000040.partial").mkdir()
+    assert resume_from(tmp_path / "step-000010") == [20, 30]
+    assert [folder.name for folder in saved(tmp_path)] == ["step-000010", "step-000020", "step-000030"], "not yet"
+    assert find_latest(tmp_path).name == "step-000010", "a crash here resumes from where the run was taken back to"
+    save_step(tmp_path, 15, keep=3)
+    assert [folder.name for folder in saved(tmp_path)] == ["step-000010", "step-000015"]
+    assert not (tmp_path / "best").exists(), "it named a checkpoint of the part that was given up"
+    for step in (20, 25):
+        save_step(tmp_path, step, keep=3)
+    assert [folder.name for folder in saved(tmp_path)] == ["step-000015", "step-000020", "step-000025"]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_the_results_of_an_epoch_are_added_to_its_checkpoint(tmp_path: Path) -> None:
+    sealed = save_step(tmp_path, 1)
+    complete(tmp_path, replace(sealed, progress={"results": {"valid_loss": 0.5}}), is_best=True)
+    assert verify(tmp_path / "step-000001").progress == {"results": {"valid_loss": 0.5}}
+    assert (tmp_path / "best").read_text() == "step-000001\n"
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    save_step(tmp_path, 1)
+    model = nn.Linear(3, 2)
+    check_optimizer(tmp_path / "step-000001", model, torch.optim.SGD(model.parameters(), lr=0.5), "sgd")
+    with pytest.raises(ConfigError) as refused:
+        check_optimizer(tmp_path / "step-000001", model, torch.optim.Adam(model.parameters()), "adam")
+    assert str(refused.value) == (
+        f"optim.name='adam' with checkpoint {tmp_path / 'step-000001'}: for each parameter the checkpoint holds "
+        "nothing, and the optimizer of this run needs exp_avg, exp_avg_sq, step. "
+        "Resume without overrides of optim.*, or start a new run."
+    )

@@ -1,8 +1,10 @@
 """The manifest of a checkpoint: what it holds, and the proof that all of it is there; read without torch."""
 
+import contextlib
 import json
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ NAME = "manifest.json"
 FORMAT = 1
 _SUM = "sum"  # the key of the CRC-32 of all other keys with their values
 _STEP = re.compile(r"step-(\d{1,18})", re.ASCII)
+_REPLACED = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -82,30 +85,58 @@ def verify(folder: Path) -> Manifest:
         raise CheckpointError(f"{error}{_offer(folder)}") from None
 
 
-def find_latest(checkpoints: Path) -> Path:
-    """The checkpoint that `latest` names."""
+def find_latest(checkpoints: Path, warn: Callable[[str], None] = lambda text: None) -> Path:
+    """The checkpoint that `latest` names, or the newest complete one where `latest` is damaged or names none."""
+    _undo_replacement(checkpoints)
     pointer = checkpoints / "latest"
     try:
         name = pointer.read_text(errors="replace").strip()
     except OSError:
-        raise CheckpointError(f"{checkpoints} holds no finished checkpoint to resume from.") from None
-    if not _STEP.fullmatch(name):
-        known = saved(checkpoints)
-        offer = f"Resume from the newest one: --resume {known[-1]}" if known else "There is no checkpoint beside it."
-        raise CheckpointError(
-            f"{pointer} is damaged: it holds {name!r:.40}, expected the name of a checkpoint. {offer}"
-        )
-    return checkpoints / name
+        name = None
+    if name and _STEP.fullmatch(name) and (checkpoints / name).is_dir():
+        return checkpoints / name
+    found = next((folder for folder in reversed(saved(checkpoints)) if _is_complete(folder)), None)
+    held = "is missing" if name is None else f"is damaged: it holds {name!r:.40}, expected the name of a checkpoint"
+    if found is not None:
+        warn(f"warning: {pointer} {held}. The newest complete checkpoint is used: {found.name}")
+        return found
+    if name is None:
+        raise CheckpointError(f"{checkpoints} holds no finished checkpoint to resume from.")
+    raise CheckpointError(f"{pointer} {held}. There is no complete checkpoint beside it.")
 
 
 def saved(checkpoints: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
-    return sorted((path for path in checkpoints.glob("step-*") if path.is_dir()), key=_step_of)
+    return sorted((path for path in checkpoints.glob("step-*") if path.is_dir()), key=step_of)
 
 
-def _step_of(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """The step in the name of a checkpoint, -1 for another name."""
     match = _STEP.fullmatch(folder.name)
     return int(match[1]) if match else -1
+
+
+def replaced_name(folder: Path) -> Path:
+    """Where a checkpoint stays while another one of its step takes its name."""
+    return folder.with_name(f".{folder.name}{_REPLACED}")
+
+
+def _undo_replacement(checkpoints: Path) -> None:
+    """Give a checkpoint its name back where a crash has kept the one that replaces it from taking it."""
+    for aside in checkpoints.glob(f".step-*{_REPLACED}"):
+        named = checkpoints / aside.name[1:].removesuffix(_REPLACED)
+        with contextlib.suppress(OSError):
+            if not named.exists():
+                aside.rename(named)
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a checkpoint has a readable manifest and files of the right sizes; sums are checked when it is used."""
+    try:
+        files = read_manifest(folder).files
+        return all((folder / name).stat().st_size == size for name, (size, _) in files.items())
+    except (CheckpointError, OSError):
+        return False
 
 
 def _check(folder: Path) -> Manifest:
@@ -127,12 +158,21 @@ def _check(folder: Path) -> Manifest:
 
 
 def _offer(bad: Path) -> str:
-    """The newest checkpoint before a bad one that is as it was written."""
-    for folder in reversed(saved(bad.parent)):
-        if _step_of(folder) < _step_of(bad):
-            try:
-                _check(folder)
-            except CheckpointError:
-                continue
+    """The newest checkpoint before a bad one that is as it was written, or else the newest after it."""
+    others = [folder for folder in reversed(saved(bad.parent)) if folder.name != bad.name]
+    earlier = [folder for folder in others if step_of(folder) < step_of(bad)]
+    for folder in earlier:
+        if _is_good(folder):
             return f" The last good one before it is {folder.name}: --resume {folder}"
+    for folder in others:
+        if folder not in earlier and _is_good(folder):
+            return f" There is no earlier good one; the newest good one is {folder.name}: --resume {folder}"
     return " There is no earlier good one."
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        _check(folder)
+    except CheckpointError:
+        return False
+    return True

@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, saved
-from tutti.errors import CheckpointError
+from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, replaced_name, saved, step_of
+from tutti.errors import CheckpointError, ConfigError
 from tutti.ranks.group import Group
 from tutti.runs.files import sync_path, write_durably
 
@@ -31,8 +31,8 @@ def save(
     group: Group,
     keep: int,
     is_best: bool = False,
-) -> None:
-    """Save on all ranks; on failure every rank raises, and what was there before is untouched.
+) -> Manifest:
+    """Save on all ranks, and return the manifest; on failure every rank raises, and the last checkpoint is untouched.
 
     Every rank calls `write`, which returns the files whose checksums that rank computes.
     """
@@ -40,13 +40,43 @@ def save(
     partial = checkpoints / f".{final.name}.partial"
     if group.is_first:
         shutil.rmtree(partial, ignore_errors=True)
-    problem = _seal(partial, final, manifest, write, group)
+    problem, sealed = _seal(partial, final, manifest, write, group)
     if problem is None:
         problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
     if problem is not None:
         if group.is_first:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint {final} was not saved: {problem}")
+    return sealed
+
+
+def complete(checkpoints: Path, manifest: Manifest, is_best: bool) -> None:
+    """Write into a checkpoint that was saved before its epoch was validated what validation has found; on rank 0."""
+    final = checkpoints / folder_name(manifest.step)
+    try:
+        manifest.write(final)
+        if is_best:
+            write_durably(checkpoints / "best", final.name + "\n")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {final} does not hold the results of its epoch: {_reason(error)}") from error
+
+
+def resume_from(folder: Path) -> list[int]:
+    """Make a checkpoint the one from which its run continues, on rank 0; return the steps of later ones.
+
+    The later ones are of a part of the run that is given up: the next save removes them, and until then they stay.
+    """
+    checkpoints = folder.parent
+    for unfinished in checkpoints.glob(".step-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        if _pointed_to(checkpoints / "latest") != folder.name:
+            write_durably(checkpoints / "latest", folder.name + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be resumed from: {_reason(error)} ({error.filename})"
+        ) from error
+    return [step_of(later) for later in saved(checkpoints) if step_of(later) > step_of(folder)]
 
 
 def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> list[Path]:
@@ -85,6 +115,22 @@ def check_model(folder: Path, manifest: Manifest, here: dict[str, str]) -> None:
             )
 
 
+def check_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Refuse a checkpoint of another optimizer, which keeps other values for each parameter."""
+    start = "optimizer.state."
+    keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    there = sorted({key.rpartition(".")[2] for key in keys if key.startswith(start)})
+    with _quiet():
+        own = _state(model, optimizer)["optimizer"]["state"]
+    here = sorted({key for values in own.values() for key in values})
+    if here != there:
+        raise ConfigError(
+            f"optim.name={name!r} with checkpoint {folder}: for each parameter the checkpoint holds "
+            f"{', '.join(there) or 'nothing'}, and the optimizer of this run needs {', '.join(here) or 'nothing'}. "
+            "Resume without overrides of optim.*, or start a new run."
+        )
+
+
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state}
@@ -92,8 +138,8 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 
 def _seal(
     partial: Path, final: Path, manifest: Manifest, write: Callable[[Path, Group], Iterable[Path]], group: Group
-) -> str | None:
-    """Write every file, sum it up, and give the checkpoint its name; the problem, if any, on every rank."""
+) -> tuple[str | None, Manifest]:
+    """Write every file, sum it up, and give the checkpoint its name; return the problem, if any, on every rank."""
     problem, sums = None, {}
     try:
         sums = {path.name: file_sum(path) for path in write(partial, group)}
@@ -101,33 +147,59 @@ def _seal(
         problem = _full_disk(final.parent) or _reason(error)
     found = group.gather((problem, sums))
     problem = next((text for text, _ in found if text), None)
+    files = {name: value for _, part in found for name, value in part.items()}
+    sealed = replace(manifest, ranks=group.world_size, files=files)
     if group.is_first and problem is None:
-        files = {name: value for _, part in found for name, value in part.items()}
         try:
-            replace(manifest, ranks=group.world_size, files=files).write(partial)
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(partial, final)
-            sync_path(final.parent)
+            sealed.write(partial)
+            _take_name(partial, final)
         except OSError as error:
             problem = _reason(error)
-    return group.from_first(problem)
+    return group.from_first(problem), sealed
+
+
+def _take_name(partial: Path, final: Path) -> None:
+    """Name a complete checkpoint; one of the same step stays under another name until that is durable."""
+    aside = replaced_name(final)
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(final, aside)
+    os.rename(partial, final)
+    sync_path(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | None:
-    """Move the pointers, then remove what is no longer needed."""
+    """Move the pointers, and remove what is no longer needed."""
     try:
+        _remove_later(checkpoints, final)
         write_durably(checkpoints / "latest", final.name + "\n")
         if is_best:
             write_durably(checkpoints / "best", final.name + "\n")
     except OSError as error:
         return _reason(error)
-    pointed = {final.name}
-    with contextlib.suppress(OSError):
-        pointed.add((checkpoints / "best").read_text().strip())
+    pointed = {final.name, _pointed_to(checkpoints / "best")}
     for folder in saved(checkpoints)[:-keep]:
         if folder.name not in pointed:
             shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def _remove_later(checkpoints: Path, final: Path) -> None:
+    """Remove the checkpoints of a part of the run that was given up: those after the one that `latest` names."""
+    last = step_of(Path(_pointed_to(checkpoints / "latest")))
+    for folder in saved(checkpoints):
+        if folder != final and step_of(folder) > last >= 0:
+            if _pointed_to(checkpoints / "best") == folder.name:
+                (checkpoints / "best").unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pointed_to(pointer: Path) -> str:
+    try:
+        return pointer.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _full_disk(folder: Path) -> str | None:
