@@ -62,6 +62,7 @@ def test_points_are_jobs_of_which_each_waits_for_the_one_before(cluster: Path) -
     state = read_state(folder, "n4-r1")
     assert (state.state, state.job, state.attempts) == ("submitted", "43", 1)
     assert read_job(folder.run("n4-r1")).ids == ["43"]
+    assert folder.run("n4-r1").job_script.stat().st_mode & 0o077 == 0, "it may hold variables of its user"
     script = folder.run("n4-r1").job_script.read_text()
     assert "#SBATCH --nodes=2\n" in script and "#SBATCH --ntasks-per-node=2\n" in script
     assert "#SBATCH --nodes=1\n" in folder.run("n1-r1").job_script.read_text()

@@ -12,8 +12,8 @@ import typer
 from tutti import units
 from tutti.cli.options import Account, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
 from tutti.errors import FolderError
+from tutti.launch.cluster.requeue import CANCELLED, ended_early, finish, requeue_run
 from tutti.launch.cluster.requeue import begin as begin_job
-from tutti.launch.cluster.requeue import ended_early, finish, requeue_run
 from tutti.launch.cluster.resources import Wishes, show_time
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, look, output_files
 from tutti.launch.cluster.submission import prepare, submit_run
@@ -103,8 +103,8 @@ def requeue(
         print(ending.cause.message(run))
     outcome = ending.decision.outcome
     print(f"tutti: {describe(outcome, ending.decision.reason)}.", flush=True)
-    if outcome == "again":
-        requeue_run(run)
+    if outcome == "again" and not requeue_run(run):
+        print(f"tutti: {describe('stopped', CANCELLED)}.", flush=True)
     sys.exit(0 if outcome in ("again", "complete") else ending.code)
 
 

@@ -1,5 +1,7 @@
 """job.json: the job that a run was submitted as, and every start it has had."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from tutti.errors import FolderError
 from tutti.runs.files import read_dataclass, write_dataclass
 from tutti.runs.folder import RunFolder
+from tutti.runs.locks import locked
 from tutti.runs.record import now
 
 FORMAT = 1
@@ -33,7 +36,7 @@ class Attempt:
 
 @dataclass
 class JobRecord:
-    """What is known of a submitted run; written whole after every change."""
+    """What is known of a submitted run; written whole, and changed only through `changed_job`."""
 
     scheduler: str
     site: str
@@ -71,6 +74,16 @@ def read_job(folder: RunFolder) -> JobRecord:
         ) from None
     except (OSError, ValueError) as error:
         raise FolderError(f"{path} cannot be read: {error}. Was it written by another version of tutti?") from error
+
+
+@contextmanager
+def changed_job(folder: RunFolder) -> Iterator[JobRecord]:
+    """Read the job of a run, and write it when the block ends; other processes wait, so that no change is lost."""
+    read_job(folder)  # a folder without a job is not written to
+    with locked(folder.path / ".job.lock"):
+        job = read_job(folder)
+        yield job
+        job.write(folder)
 
 
 def find_jobs(out: Path) -> list[RunFolder]:

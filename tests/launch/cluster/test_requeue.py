@@ -1,17 +1,19 @@
 """When a run is requeued: the policy, and the bookkeeping around it."""
 
 import re
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster import requeue
 from tutti.launch.cluster.requeue import Decision, begin, decide, ended_early, finish, notes_folder, requeue_run
 from tutti.ranks.failures import Failure, leave_note
 from tutti.runs.folder import RunFolder
-from tutti.runs.jobs import Attempt, JobRecord, read_job
+from tutti.runs.jobs import Attempt, JobRecord, changed_job, read_job
 
 
 def attempts(*ends: tuple[int, int]) -> list[Attempt]:
@@ -153,3 +155,29 @@ def test_a_scheduler_that_does_not_start_it_again_is_quoted(run: RunFolder, monk
     with pytest.raises(LaunchError, match=r"could not be requeued: scontrol cannot be called: .* Submit .*job.sh by"):
         requeue_run(run)
     assert read_job(run).attempts[-1].outcome == "failed"
+
+
+def test_a_cancellation_that_comes_while_an_end_is_recorded_is_not_lost(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(run, "7")
+    save(run, 10)
+
+    def cancelled_meanwhile(folder: RunFolder) -> int:  # called between reading and writing
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        thread.join(0.5)  # it waits, or is done; after a second both have ended
+        return 10
+
+    def cancel() -> None:
+        with changed_job(run) as job:
+            job.cancelled = "just now"
+
+    monkeypatch.setattr(requeue, "newest_step", cancelled_meanwhile)
+    assert finish(run, 75, told_early=False).decision.outcome == "again"
+    wait_until(lambda: read_job(run).cancelled, lambda: "the cancellation was lost")
+    job = read_job(run)
+    assert (job.cancelled, job.attempts[-1].code) == ("just now", 75)
+    assert not requeue_run(run), "it is not requeued any more"
+    assert read_job(run).attempts[-1].reason == "it was cancelled"
+    assert begin(run, "7") == "it was cancelled"

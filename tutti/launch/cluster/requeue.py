@@ -10,11 +10,12 @@ from tutti.errors import Interrupted, LaunchError, RankLost
 from tutti.launch.cluster.schedulers import scheduler_of
 from tutti.ranks.failures import Failure, first_cause, read_notes
 from tutti.runs.folder import RunFolder
-from tutti.runs.jobs import Attempt, JobRecord, newest_step, read_job
+from tutti.runs.jobs import Attempt, changed_job, newest_step, read_job
 from tutti.runs.record import now
 
 STOPPED = Interrupted.exit_code
 LOST = RankLost.exit_code
+CANCELLED = "it was cancelled"
 _SIGNALS = range(129, 193)  # 128 and the number of the signal that ended it
 _SUBMITTING_SECONDS = 30
 _MARGIN_SECONDS = 30  # by which schedulers are early or late at the end of a job's time
@@ -57,54 +58,57 @@ def decide(attempts: Sequence[Attempt], max_requeues: int, ended_by: str | None 
 
 def begin(folder: RunFolder, job_id: str) -> str | None:
     """Record that a job starts a run; return the reason where it must not start."""
-    job = _read_settled(folder, job_id)
-    if job_id not in job.ids:
-        job.ids.append(job_id)
-        if not job.submitting:  # a user has submitted the script: the count of attempts begins again
-            job.attempts, job.cancelled = [], None
-    job.submitting = False
-    if job.cancelled:
-        return "it was cancelled"
-    if len(job.attempts) > job.max_requeues:
-        return f"it was already requeued {job.max_requeues} times, the most that is allowed"
-    for note in notes_folder(folder).glob("failure-*.json"):
-        note.unlink()
-    notes_folder(folder).mkdir(exist_ok=True)
-    job.attempts.append(Attempt(id=job_id, started=now(), first_step=newest_step(folder)))
-    job.write(folder)
+    _wait_until_settled(folder, job_id)
+    with changed_job(folder) as job:
+        if job_id not in job.ids:
+            job.ids.append(job_id)
+            if not job.submitting:  # a user has submitted the script: the count of attempts begins again
+                job.attempts, job.cancelled = [], None
+        job.submitting = False
+        if job.cancelled:
+            return CANCELLED
+        if len(job.attempts) > job.max_requeues:
+            return f"it was already requeued {job.max_requeues} times, the most that is allowed"
+        for note in notes_folder(folder).glob("failure-*.json"):
+            note.unlink()
+        notes_folder(folder).mkdir(exist_ok=True)
+        job.attempts.append(Attempt(id=job_id, started=now(), first_step=newest_step(folder)))
     return None
 
 
 def finish(folder: RunFolder, exit_code: int, told_early: bool) -> Ending:
     """Record how an attempt has ended, and decide what happens next."""
-    job = read_job(folder)
     cause = first_cause(read_notes(notes_folder(folder))) if exit_code else None
-    last = job.attempts[-1]
-    last.code = _code_of(cause) if cause else exit_code
-    last.last_step, last.ended = newest_step(folder), now()
     early = "its job was cancelled before the end of its time" if told_early else None
-    decision = decide(job.attempts, job.max_requeues, "it was cancelled" if job.cancelled else early)
-    last.outcome, last.reason = decision.outcome, decision.reason
-    job.write(folder)
+    with changed_job(folder) as job:
+        last = job.attempts[-1]
+        last.code = _code_of(cause) if cause else exit_code
+        last.last_step, last.ended = newest_step(folder), now()
+        decision = decide(job.attempts, job.max_requeues, CANCELLED if job.cancelled else early)
+        last.outcome, last.reason = decision.outcome, decision.reason
     return Ending(decision, last.code, cause)
 
 
-def requeue_run(folder: RunFolder) -> None:
-    """Have the scheduler requeue a run; on Slurm this ends the job that calls it."""
-    job = read_job(folder)
-    last = job.attempts[-1]
-    job.submitting = True
-    job.write(folder)  # a new job waits until its id is known
+def requeue_run(folder: RunFolder) -> bool:
+    """Have the scheduler requeue a run, which ends the calling job on Slurm; return False if it was just cancelled."""
+    with changed_job(folder) as job:
+        last = job.attempts[-1]
+        if job.cancelled:
+            last.outcome, last.reason = "stopped", CANCELLED
+            return False
+        job.submitting = True  # a new job waits until its id is known
     try:
         job_id = scheduler_of(job.scheduler).requeue(last.id, folder.job_script)
     except LaunchError as error:
-        job.submitting, last.outcome, last.reason = False, "failed", str(error)
-        job.write(folder)
+        with changed_job(folder) as job:
+            last = job.attempts[-1]
+            job.submitting, last.outcome, last.reason = False, "failed", str(error)
         raise LaunchError(f"the run could not be requeued: {error} Submit {folder.job_script} by hand.") from error
     if job_id not in job.ids:
-        job.ids.append(job_id)
-        job.submitting = False
-        job.write(folder)
+        with changed_job(folder) as job:
+            job.ids += [job_id] if job_id not in job.ids else []
+            job.submitting = False
+    return True
 
 
 def ended_early(env: Mapping[str, str], now_seconds: float) -> bool:
@@ -118,12 +122,11 @@ def notes_folder(folder: RunFolder) -> Path:
     return folder.logs / "notes"
 
 
-def _read_settled(folder: RunFolder, job_id: str) -> JobRecord:
-    """Read the job's record once its id was noted: the job may start before its submission returns."""
+def _wait_until_settled(folder: RunFolder, job_id: str) -> None:
+    """Wait until the job's id was noted: the job may start before its submission returns."""
     deadline = time.monotonic() + _SUBMITTING_SECONDS
     while (job := read_job(folder)).submitting and job_id not in job.ids and time.monotonic() < deadline:
         time.sleep(0.1)
-    return job
 
 
 def _by_signal(code: int) -> bool:

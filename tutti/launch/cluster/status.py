@@ -11,7 +11,7 @@ from typing import Any
 from tutti.errors import FolderError
 from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.runs.folder import RunFolder
-from tutti.runs.jobs import JobRecord, find_jobs, read_job
+from tutti.runs.jobs import JobRecord, changed_job, find_jobs, read_job
 from tutti.runs.metrics import parse_event, read_events
 from tutti.runs.record import now, read_record
 
@@ -73,13 +73,13 @@ def choose(folder: Path | None, out: Path) -> RunFolder:
 
 def cancel_job(folder: RunFolder) -> tuple[JobRecord, bool]:
     """Have the scheduler end a run, with time to save at the first call; return whether it still ran."""
-    job = read_job(folder)
-    known = _query(job)
-    if known is None or known.is_over:
-        return job, False
-    at_once, job.cancelled = bool(job.cancelled), now()
-    job.write(folder)  # before the job ends and looks whether it was cancelled
-    scheduler_of(job.scheduler).cancel(job.ids[-1], at_once)
+    known = _query(read_job(folder))
+    with changed_job(folder) as job:  # before the job ends and looks whether it was cancelled
+        if (known is None or known.is_over) and not job.submitting:
+            return job, False
+        at_once, job.cancelled = bool(job.cancelled), now()
+    if known is not None and not known.is_over:
+        scheduler_of(job.scheduler).cancel(job.ids[-1], at_once)
     return job, True
 
 

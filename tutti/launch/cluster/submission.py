@@ -16,7 +16,7 @@ from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, s
 from tutti.launch.cluster.schedulers import require, scheduler_of
 from tutti.ranks.secret import FILE_VARIABLE, make_secret, write_secret
 from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
-from tutti.runs.jobs import JobRecord, read_job
+from tutti.runs.jobs import JobRecord, changed_job
 
 # A rank that ends must not end the others: their exit codes and notes show the first cause. Those that have not ended
 # by themselves after this time are ended.
@@ -261,6 +261,7 @@ def require_scheduler(site: Site) -> None:
 def write_job(submission: Submission, folder: RunFolder) -> None:
     """Put the script and the record of a job into its run folder."""
     script = folder.job_script
+    script.touch(mode=0o700)  # it may hold variables that are nobody else's business
     script.write_text(submission.script(folder.path))
     JobRecord(
         scheduler=submission.site.scheduler,
@@ -277,11 +278,12 @@ def write_job(submission: Submission, folder: RunFolder) -> None:
 
 def submit_job(folder: RunFolder, after: str | None = None) -> str:
     """Submit the job of a run folder, to start when another one has ended; return its id."""
-    job = read_job(folder)
-    job.submitting = True
-    job.write(folder)  # before the job can start and look for it
+    with changed_job(
+        folder
+    ) as job:  # before the job can start and look for it; what is cancelled from here on stays so
+        job.submitting, job.attempts, job.cancelled = True, [], None
     job_id = scheduler_of(job.scheduler).submit(folder.job_script.absolute(), after)
-    job.ids, job.submitting = [*job.ids, job_id], False
-    job.attempts, job.cancelled = [], None
-    job.write(folder)  # a job that has already started waits for this
+    with changed_job(folder) as job:  # a job that has already started waits for this
+        job.ids += [job_id] if job_id not in job.ids else []
+        job.submitting = False
     return job_id
