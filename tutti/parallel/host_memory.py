@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tutti.errors import DeadlineError
+from tutti.ranks.failures import ConnectionToRankLost
 from tutti.ranks.group import Group
 
 
@@ -71,8 +72,8 @@ class HostMemory:
             raise _ended(rank)
 
 
-def _ended(rank: int) -> ConnectionError:
-    return ConnectionResetError(f"rank {rank} has ended: connection closed by peer")
+def _ended(rank: int) -> ConnectionToRankLost:
+    return ConnectionToRankLost(f"rank {rank} has ended: connection closed by peer")
 
 
 def share_memory(group: Group, most_bytes: int) -> HostMemory | None:

@@ -21,8 +21,15 @@ from tutti.runs.output import last_lines
 
 NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # the folder where a rank writes a note of its failure
 
-# Errors of the other ranks when one is lost. Gloo raises plain RuntimeErrors, which only their text tells apart.
-_CONSEQUENCE = re.compile(r"connection (closed|reset)|broken pipe|peer|socket|timed out|store", re.IGNORECASE)
+# By name, since torch is not imported here: errors of the connections to the store and between ranks.
+_CONNECTION_ERRORS = {"DistNetworkError", "DistStoreError"}
+# Gloo raises plain RuntimeErrors, which name the place in its source, and NCCL one type for all that can go wrong.
+_GLOO = re.compile(r"\[[^\]\s]*\bgloo/[^\]\s]*:\d+\]|^Gloo \w+ failed")
+_NCCL_LOST = re.compile(r"ncclRemoteError|ncclSystemError|remote process exited|communicator was aborted|[Ww]atchdog")
+
+
+class ConnectionToRankLost(ConnectionResetError):
+    """The connection to another rank is closed: that rank has ended."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,13 @@ def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Fai
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error is typical of a rank that has lost another one."""
-    text = f"{type(error).__name__}: {error}"
-    return isinstance(error, RuntimeError | ConnectionError) and bool(_CONSEQUENCE.search(text))
+    """Return whether an error is one of connections between ranks, which break when another rank is lost."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, ConnectionToRankLost) or kinds & _CONNECTION_ERRORS:
+        return True
+    if "DistBackendError" in kinds:
+        return bool(_NCCL_LOST.search(str(error)) or _GLOO.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_GLOO.search(str(error)))
 
 
 def leave_note(folder: Path, failure: Failure) -> None:
