@@ -2,7 +2,9 @@
 
 import contextlib
 import multiprocessing
+import os
 import random
+import signal
 import threading
 import traceback
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import torch
 
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset
-from tutti.data.loader import Loader, RankBatch, evaluation_batches, to_device
+from tutti.data.loader import Loader, RankBatch, check_workers, evaluation_batches, to_device
 from tutti.data.order import Draws, SampleOrder
 from tutti.errors import ConfigError, DataError
 
@@ -361,3 +363,20 @@ def test_tensors_are_moved_wherever_they_are_in_a_batch() -> None:
     moved = to_device({"a": torch.zeros(2), "b": [torch.zeros(1), (torch.zeros(3), "text", 4)]}, meta)
     assert moved["a"].device == moved["b"][0].device == moved["b"][1][0].device == meta
     assert moved["b"][1][1:] == ("text", 4)
+
+
+def test_more_workers_than_a_host_can_run_are_refused() -> None:
+    check_workers(64)
+    with pytest.raises(ConfigError, match=r"data.workers=5000: expected at most \d+ loader processes on each rank; "):
+        check_workers(5000)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_job_leaves_workers_to_their_rank(number: int) -> None:
+    batches = Loader(Chances(), plan(), SampleOrder(plan(), SEED), 0, CPU, 1, 0).steps(0)
+    first = next(batches)
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid or 0, number)
+    alone = steps(Chances(), plan())
+    assert torch.equal(inputs([first, *batches]), inputs(alone))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tutti.data import loader
 from tutti.data.loader import prefetched
 
 
@@ -62,3 +63,24 @@ def test_a_consumer_that_stops_early_ends_the_thread(taken: int) -> None:
     assert len(prefetching()) == 1
     stream.close()  # type: ignore[attr-defined]
     assert not prefetching()
+
+
+def test_a_thread_that_does_not_end_is_left_after_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader, "_END_SECONDS", 0.05)
+    begun, free = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        begun.set()
+        free.wait()
+
+    stream = prefetched(items(), 1)
+    assert next(stream) == 0
+    assert begun.wait(60)
+    stream.close()  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == "warning: the prefetch thread has not ended in 0.05 s\n"
+    free.set()
+    for thread in prefetching():
+        thread.join()

@@ -120,6 +120,7 @@ def test_hosts_of_one_name_are_distinguished_by_their_addresses() -> None:
 
 def test_test_files_are_visible_to_hosts_that_share_the_folder(tmp_path: Path) -> None:
     assert write_test_file(tmp_path, SECRET, 0) is None
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600], "it holds a secret"
     assert write_test_file(tmp_path, SECRET, 2) is None
     assert find_test_files(tmp_path, SECRET, [0, 2], seconds=0) == [0, 2]
     assert find_test_files(tmp_path, SECRET, [0, 1, 2], seconds=0) == [0, 2]

@@ -17,6 +17,7 @@ from waiting import wait_until
 
 from tutti.errors import FolderError, Interrupted
 from tutti.runs.folder import RunFolder
+from tutti.study import running
 from tutti.study.definition import Definition, Goal, PointState, StudyFolder, read_definition, read_state
 from tutti.study.executors import failure_reason
 from tutti.study.folder import find_study, lock_study, make_study
@@ -232,3 +233,14 @@ def test_the_reason_of_a_failure_is_a_line(
     run.record.write_text(json.dumps({"state": "failed", "segments": [{}]} | fields))
     (tmp_path / "log").write_text(output)
     assert failure_reason(run, NOW, code, tmp_path / "log") == reason
+
+
+@pytest.mark.system
+def test_a_point_that_writes_nothing_any_more_is_ended(
+    tmp_path: Path, plan: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(running, "_LOOK_SECONDS", 0.1)
+    folder, wishes = make(tmp_path, FULL), plan(n1_r1=["wait"], n2_r1=["wait"], n4_r1=["wait"])
+    assert run(folder, wishes) == [("n1-r1", "failed"), ("n2-r1", "failed"), ("n4-r1", "failed")]
+    assert read_state(folder, "n1-r1").reason == "ended, since it had written nothing for 0.5 s"

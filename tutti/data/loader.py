@@ -1,8 +1,10 @@
 """Batches of a rank: indexed from memory or collated from samples by workers, and prefetched."""
 
 import itertools
+import os
 import queue
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,6 +22,8 @@ from tutti.ranks.group import release_tensors
 from tutti.ranks.process import end_with_parent
 from tutti.ranks.seeds import mix
 
+_END_SECONDS = 30.0  # for the batch that the prefetch thread is making
+_MOST_WORKERS = 64  # of a rank, or as many as the host has cores
 BatchKey = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
 
 
@@ -105,8 +109,14 @@ class _SeededSamples:
 
 
 def _start_worker(_: int) -> None:
-    """Has the kernel end this worker when the thread that started it ends."""
+    """Has the kernel end this worker when the thread that started it ends; signals to all processes are left to that.
+
+    The rank may need batches until it has saved.
+    """
     end_with_parent()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _identity(made: Any) -> Any:
@@ -162,7 +172,20 @@ def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
             yield item
     finally:
         permits.put(False)
-        thread.join()
+        thread.join(_END_SECONDS)
+        if thread.is_alive():  # in a dataset that does not return; as a daemon it ends with the process
+            print(f"warning: the prefetch thread has not ended in {_END_SECONDS:g} s", file=sys.stderr)
+
+
+def check_workers(workers: int) -> None:
+    """Refuse more loader processes than a host can run."""
+    cores = os.cpu_count() or 1
+    most = max(_MOST_WORKERS, cores)
+    if workers > most:
+        raise ConfigError(
+            f"data.workers={workers}: expected at most {most} loader processes on each rank; this host has {cores} "
+            f"cores. Set data.workers={min(cores, most)} or less."
+        )
 
 
 Pair = tuple[Any, Any]

@@ -38,7 +38,7 @@ def write_test_file(folder: Path, secret: str, number: int) -> str | None:
     if not folder.is_dir():
         return "it does not exist"
     try:
-        with open(_test_file(folder, secret, number), "w") as file:
+        with open(_test_file(folder, secret, number), "w", opener=_open_private) as file:
             file.write(secret)
             file.flush()
             os.fsync(file.fileno())
@@ -88,6 +88,11 @@ def judge_folder(
             )
         )
     return findings
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that other users cannot read."""
+    return os.open(path, flags, 0o600)
 
 
 def _test_file(folder: Path, secret: str, number: int) -> Path:

@@ -54,8 +54,9 @@ class EngineGroup(Group):
 
 
 def join(placement: Placement, config: RuntimeConfig) -> EngineGroup:
-    """Rendezvous with the other ranks; missing ranks are named at the deadline."""
+    """Rendezvous with the other ranks; missing ranks are named at the deadline, which later exchanges have as well."""
     os.environ.setdefault("HOROVOD_START_TIMEOUT", str(config.start_timeout_seconds))
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(config.timeout_seconds))
     basics.init()
     return EngineGroup(placement, config.timeout_seconds)
 

@@ -6,6 +6,7 @@ Every process that is started here ends with its launcher, however the launcher 
 import contextlib
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tutti.ranks.process import describe_exit, end_with_parent
 GRACE_SECONDS = 5  # from SIGTERM to SIGKILL
 _KILL_SECONDS = 2.0  # from SIGKILL until the process is given up
 _POLL_SECONDS = 0.02
+_WAIT_SECONDS = 60.0  # of one wait for a single process
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Stream = Literal["stdout", "stderr"]
 _LINE_END = re.compile(rb"\r\n|\n|\r")  # a progress bar ends its lines with a carriage return
@@ -36,8 +38,8 @@ class Supervised(Protocol):
         """Return the exit code, or None while the process runs; negative for a signal."""
         ...
 
-    def wait(self) -> int:
-        """Wait until the process has ended."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended; after `timeout` seconds raise subprocess.TimeoutExpired."""
         ...
 
     def terminate(self) -> None:
@@ -82,13 +84,35 @@ def _stop(number: int, frame: Any) -> None:
 P = TypeVar("P", bound=Supervised)
 
 
-def wait_for_any(processes: Sequence[P], poll_seconds: float = _POLL_SECONDS) -> list[P]:
-    """Wait until at least one process has ended; return those that have."""
-    if len(processes) == 1:
-        processes[0].wait()  # a poll would disturb the process that is being measured
+def wait_for_any(processes: Sequence[P], poll_seconds: float = _POLL_SECONDS, seconds: float | None = None) -> list[P]:
+    """Wait until at least one process has ended, and return those that have; none if `seconds` are over before."""
+    deadline = None if seconds is None else time.monotonic() + seconds
     while not (ended := [process for process in processes if process.poll() is not None]):
-        time.sleep(poll_seconds)
+        left = _WAIT_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            return []
+        if len(processes) == 1:  # a poll would disturb the process that is being measured
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                processes[0].wait(min(left, _WAIT_SECONDS))
+        else:
+            time.sleep(min(left, poll_seconds))
     return ended
+
+
+def _wait_quietly(process: subprocess.Popen[bytes], timeout: float | None) -> int:
+    """Wait for a child without waking up before it ends, which Python's own wait with a timeout does."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:  # it has ended, or the kernel is an old one
+        return subprocess.Popen.wait(process, timeout)
+    try:
+        ready = select.poll()
+        ready.register(handle, select.POLLIN)
+        if timeout is not None and not ready.poll(timeout * 1000):
+            raise subprocess.TimeoutExpired(process.args, timeout)
+    finally:
+        os.close(handle)
+    return subprocess.Popen.wait(process)
 
 
 def end_processes(
@@ -142,6 +166,10 @@ class LocalProcess(subprocess.Popen[bytes]):
                 process_group=0,  # Ctrl-C reaches the launcher alone, which terminates its processes
                 preexec_fn=end_with_parent,
             )
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended."""
+        return _wait_quietly(self, timeout) if self.poll() is None else self.returncode
 
     def kill(self) -> None:
         """Kill the whole process group, also where its first process has ended."""
@@ -281,9 +309,9 @@ class HostProcess:
                 thread.join(2.0)  # another process may hold the streams open
         return 128 - code if not self.local and 128 < code < 160 else code
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended."""
-        return self._process.wait()
+        return _wait_quietly(self._process, timeout)
 
     def terminate(self) -> None:
         """Have the process and its children terminated, and killed after the grace period; return at once."""

@@ -22,6 +22,8 @@ Next = Literal["nothing", "record", "start", "resume"]
 LOG = "point.log"  # in the logs of a point: its standard output and error
 _SAVING_SECONDS = 60.0  # in which a terminated run writes its checkpoint
 _POLL_SECONDS = 0.1
+SILENT_SECONDS = 1800.0  # after which a run that writes nothing is ended; while it lives, it sets the time of a file
+_LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class _Started:
     state: PointState
     began: float
     process: LocalProcess
+    seen: tuple[float, ...] = ()  # the times of what the run writes, when they last changed
+    changed: float = 0.0
 
 
 class _Running:
@@ -143,7 +147,10 @@ class _Running:
 
     def _wait(self) -> Point | None:
         """Waits until a point ends and records it; returns the point if it was stopped."""
-        wait_for_any([each.process for each in self._now], _POLL_SECONDS)
+        hung: _Started | None = None
+        while not wait_for_any([each.process for each in self._now], _POLL_SECONDS, _LOOK_SECONDS):
+            if hung := next((each for each in self._now if self._is_silent(each)), None):
+                end_processes([hung.process])
         ended = next(each for each in self._now if each.process.returncode is not None)
         seconds = time.monotonic() - ended.began
         code, point = ended.process.returncode, ended.place.point
@@ -152,14 +159,31 @@ class _Running:
         state = replace(ended.state, state="finished", ended=now())
         if code != 0:
             reason = failure_reason(self._folder.run(point.id), state.started or "", code, self._log(point))
+            if ended is hung:
+                reason = f"ended, since it had written nothing for {SILENT_SECONDS:g} s"
             state = replace(state, state="failed", reason=reason)
         write_state(self._folder, point.id, state)
         self._now.remove(ended)
         self._observer.ended(ended.place, state, seconds)
         return None
 
+    def _is_silent(self, started: _Started) -> bool:
+        """Return whether a run writes nothing any more; while it lives, its rank 0 sets the time of owner.json."""
+        run = self._folder.run(started.place.point.id)
+        seen = tuple(_time_of(path) for path in (run.path / "owner.json", run.metrics, self._log(started.place.point)))
+        if seen != started.seen:
+            started.seen, started.changed = seen, time.monotonic()
+        return time.monotonic() - started.changed > SILENT_SECONDS
+
     def _log(self, point: Point) -> Path:
         return self._folder.run(point.id).logs / LOG
+
+
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _interrupted(folder: StudyFolder, definition: Definition, how: str) -> Interrupted:
