@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from rank_jobs import read_losses, run_ranks, train
 
+from tutti.errors import CheckpointError
+
 pytestmark = pytest.mark.ranks
 
 VALUES: dict[str, Any] = {
@@ -75,9 +77,19 @@ def test_a_full_disk_loses_neither_the_run_nor_the_last_checkpoint(
 ) -> None:
     checkpoint = {"every_steps": 30, "every_epochs": None, "keep": 2}
     whole = run_ranks(ranks, train, VALUES | {"out": str(tmp_path / "whole"), "checkpoint": checkpoint})[0]
-    cramped = run_ranks(ranks, train, VALUES | {"out": str(small_disk), "checkpoint": checkpoint})[0]
-    assert cramped["results"] == whole["results"], "the run went on to its end"
-    folder = cramped["folder"]
+    ends = run_ranks(
+        ranks, train, VALUES | {"out": str(small_disk), "checkpoint": checkpoint}, None, expect_failure=True
+    )
+    folder = next((small_disk / "kept").iterdir())
+    assert all(isinstance(end, CheckpointError) and end.exit_code == 1 for end in ends), ends
+    assert str(ends[0]) == (
+        f"the run is trained to its end, step 88, but checkpoint {folder}/checkpoints/step-000088 was not saved: No "
+        "space left on device. The newest checkpoint is of step 30. Free space, and resume with: tutti train "
+        f"{folder}"
+    )
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["state"], record["cause"], record["step"]) == ("failed", "checkpoint", 88)
+    assert read_losses(folder) == read_losses(whole["folder"]), "the run went on to its end"
     assert names(folder) == ["latest", "step-000030"]
     assert (folder / "checkpoints" / "latest").read_text() == "step-000030\n"
     log = (folder / "logs" / "rank-0.log").read_text()

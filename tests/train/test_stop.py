@@ -11,7 +11,10 @@ import pytest
 from conftest import Tutti
 from rank_jobs import read_ledger, read_losses, run_ranks, train
 
+from tutti.config.load import resolve
 from tutti.errors import Interrupted, RankLost, TuttiError
+from tutti.runs.folder import create_folder, write_config
+from tutti.runs.locks import owned
 from tutti.train import job
 
 VALUES: dict[str, Any] = {
@@ -102,6 +105,59 @@ def test_a_stopped_run_saves_at_one_step_and_goes_on_without_losing_a_sample(
     assert max(abs(a[2] - b[2]) for a, b in zip(ours, theirs, strict=True)) < 1e-4
 
 
+def cut_in_validation(values: dict[str, Any], how: str) -> tuple[type, str, int]:
+    """Train until a signal comes in the validation of the second epoch; the error that it gave."""
+    goes_on = job.Job._validation_goes_on
+
+    def goes_on_until_the_signal(self: job.Job) -> bool:
+        if self.step == 44 and how == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.step == 44 and self.group.rank == 1 and self.watch.stop_reason is None:
+            os.kill(os.getpid(), signal.Signals[how])
+        while self.step == 44 and self.watch.stop_reason is None:
+            time.sleep(0.01)  # the run's other threads agree meanwhile
+        return goes_on(self)
+
+    job.Job._validation_goes_on = goes_on_until_the_signal
+    try:
+        train(values)
+    except TuttiError as error:
+        return type(error), str(error), error.exit_code
+    return type(None), "finished", 0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("how", "every_epochs"), [("SIGUSR1", None), ("SIGUSR1", 1), ("SIGKILL", 1)])
+def test_a_stop_in_validation_saves_the_epoch_and_validates_it_again(
+    tmp_path: Path, how: str, every_epochs: int | None
+) -> None:
+    values = VALUES | {"checkpoint": {"every_epochs": every_epochs}}
+    ends = run_ranks(2, cut_in_validation, values | {"out": str(tmp_path / "cut")}, how, expect_failure=True)
+    folder = next((tmp_path / "cut" / "stop").iterdir())
+    if how == "SIGUSR1":
+        text = f"stopped on SIGUSR1 after step 44 of 66. Resume with: tutti train {folder}"
+        assert ends == [(Interrupted, text, 75)] * 2
+    assert (folder / "checkpoints" / "latest").read_text() == "step-000044\n"
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1]
+    resumed = run_ranks(2, train, values, str(folder / "checkpoints" / "step-000044"))[0]
+    whole = run_ranks(2, train, values | {"out": str(tmp_path / "whole")})[0]
+    assert read_losses(resumed["folder"]) == read_losses(whole["folder"])
+    assert read_ledger(resumed["folder"]) == read_ledger(whole["folder"])
+    assert resumed["weights"] == whole["weights"]
+
+
+@pytest.mark.ranks
+def test_a_folder_in_which_another_process_trains_is_refused(tutti: Tutti, tmp_path: Path) -> None:
+    folder = create_folder(str(tmp_path / "runs"), "digits", 1)
+    write_config(folder, resolve("digits", ["epochs=1"]).config.as_yaml())
+    with owned(folder):
+        done = tutti("train", str(folder.path))
+        assert list(folder.path.glob("record.json")) == []
+    assert done.code == 2, done.all
+    assert f"error: {folder.path} is in use by process {os.getpid()} on host {os.uname().nodename}, since" in done.err
+
+
 def left_alone(values: dict[str, Any]) -> tuple[type, str, int, bool]:
     """Train until rank 1 is gone without a word; what the others say."""
     end_step = job.Job.end_step
@@ -173,5 +229,9 @@ def test_a_run_folder_goes_on_and_a_finished_one_says_so(tutti: Tutti, tmp_path:
     assert list((tmp_path / "runs" / "digits").iterdir()) == [folder]
     again = tutti("train", str(folder))
     assert (again.code, again.out) == (0, f"the run in {folder} is finished: nothing is left to do\n")
+    vain = tutti("train", str(folder), "optim.lr=0.5")
+    assert (
+        vain.code == 2 and "is finished after step 44, and it has ended by epochs: optim.lr=0.5 would have" in vain.err
+    )
     refused = tutti("train", str(folder), "--resume")
     assert refused.code == 2 and "resumes from its newest checkpoint. Leave it out." in refused.err

@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from tutti.checkpoint.manifest import find_latest
+from tutti.checkpoint.manifest import find_latest, saved
 from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, Interrupted, LaunchError, TuttiError
+from tutti.errors import Cause, CheckpointError, FolderError, Interrupted, LaunchError, TuttiError
 from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
@@ -23,6 +23,7 @@ from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, 
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder
+from tutti.runs.locks import owned
 from tutti.runs.record import Record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # tutti reports missing ranks itself
@@ -59,8 +60,14 @@ def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
     if resume is not None:
         raise CheckpointError(f"--resume {resume}: the run in {path} resumes from its newest checkpoint. Leave it out.")
     folder = RunFolder(path)
-    has_saved = (folder.checkpoints / "latest").is_file()
-    return folder, find_latest(folder.checkpoints) if has_saved else None
+    has_saved = (folder.checkpoints / "latest").is_file() or saved(folder.checkpoints)
+    return folder, find_latest(folder.checkpoints, warn_once) if has_saved else None
+
+
+def warn_once(text: str) -> None:
+    """Print a warning that every rank has, on the first of them."""
+    if discover(os.environ).rank == 0 and FOLDER_VARIABLE not in os.environ:
+        print(text, file=sys.stderr)
 
 
 def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
@@ -103,9 +110,15 @@ def on_ranks(
     finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
 
 
-def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
-    """Do a rank's work, and report a failure to the launcher that started it, or on the screen."""
-    signal.signal(signal.SIGTERM, terminate)
+def as_rank(placement: Placement, work: Callable[[], Any], stopped: Callable[[str], TuttiError] | None = None) -> None:
+    """Do a rank's work, and report a failure to the launcher that started it, or on the screen.
+
+    `stopped` makes the error of a rank that a signal, given by its name, has ended before it could do better.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if stopped else (signal.SIGTERM,):
+        signal.signal(number, terminate)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         outcome = work()  # kept until the process ends: freeing it may wait for threads
         if NOTES_VARIABLE in os.environ and not keep_until_exit(outcome):
@@ -114,8 +127,11 @@ def as_rank(placement: Placement, work: Callable[[], Any]) -> None:
     except TuttiError as error:
         silent = error.told or (error.agreed and placement.rank > 0)
         _report(describe(placement.rank, error, error.exit_code, said=True), silent)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        if stopped is None:
+            sys.exit(130)
+        error = stopped(interrupt.args[0] if interrupt.args else "SIGINT")
+        _report(describe(placement.rank, error, error.exit_code, said=True), silent=placement.rank > 0)
     except Exception as error:
         _report(describe(placement.rank, error, 1, said=False))
 
@@ -144,9 +160,9 @@ def leave(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-def terminate(*_: Any) -> None:
+def terminate(number: int, _: Any) -> None:
     """Signal handler that ends the process as Ctrl-C does."""
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def finish(folder: RunFolder, failure: Failure | None) -> None:
@@ -154,13 +170,25 @@ def finish(folder: RunFolder, failure: Failure | None) -> None:
     if failure is None:
         return
     print(failure.message(folder), file=sys.stderr)
-    if (folder.record.exists() or folder.study.exists()) and failure.exit_code != Interrupted.exit_code:
-        where = {} if failure.said else {"failed_rank": failure.rank, "failed_host": failure.host}
-        with contextlib.suppress(OSError):
-            Record.open(folder.record).end("failed", failure=failure.text, cause=failure.cause, **where)
+    with contextlib.suppress(OSError, FolderError):
+        _record_end(folder, failure)
     if folder.path.exists():
         print(f"run folder: {folder.path}", file=sys.stderr)
     sys.exit(failure.exit_code)
+
+
+def _record_end(folder: RunFolder, failure: Failure) -> None:
+    """Record a failure, unless another process trains in the folder; of a run that was stopped, only if no rank has."""
+    if not (folder.record.exists() or folder.study.exists()):
+        return
+    with owned(folder, watch_seconds=0):
+        record = Record.open(folder.record)
+        is_stopped = failure.cause == Cause.INTERRUPTED or failure.exit_code == Interrupted.exit_code
+        if is_stopped and record.content.get("state") != "running":
+            return
+        where = {} if failure.said else {"failed_rank": failure.rank, "failed_host": failure.host}
+        state = "interrupted" if is_stopped else "failed"
+        record.end(state, failure=failure.text, cause=failure.cause, **where)
 
 
 class StatusLine:

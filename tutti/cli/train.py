@@ -2,6 +2,8 @@
 
 import functools
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,16 +11,19 @@ import typer
 
 from tutti.checkpoint.manifest import find_latest
 from tutti.cli.options import Overrides, Preflight, Ranks, Recipe, ResumeCommand, examples
-from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place
+from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place, warn_once
+from tutti.config.check import is_reached
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
+from tutti.config.plan import make_plan
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, ConfigError
+from tutti.errors import CheckpointError, ConfigError, Interrupted
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
+from tutti.runs.record import read_record, state_of
 
 app = typer.Typer()
 
@@ -68,14 +73,12 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     make_importable(recipe)
     folder, checkpoint = None, None
     if (Path(recipe) / "config.yaml").is_file():
-        from tutti.runs.listing import read_state
-
         folder, checkpoint = begun_run(Path(recipe), resume)
-        if read_state(folder) == "finished":
+        config = resolve(str(folder.config), overrides).config
+        if is_finished(folder, checkpoint, config, overrides, ranks or placement.world_size):
             if placement.rank == 0:
                 print(f"the run in {folder.path} is finished: nothing is left to do")
             return
-        config = resolve(str(folder.config), overrides).config
     else:
         config = resolve(recipe, overrides).config
         if resume is not None:
@@ -100,7 +103,32 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         write_config(folder, config.as_yaml())
     more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
-    finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
+    finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True))
+
+
+def is_finished(
+    folder: RunFolder, checkpoint: Path | None, config: RunConfig, overrides: list[str], ranks: int
+) -> bool:
+    """Return whether nothing is left to do for a run; more epochs or steps extend one that has ended.
+
+    Other overrides would have no effect on a run that has ended, and are refused.
+    """
+    record = read_record(folder.record) or {}
+    if state_of(record) != "finished":
+        return False
+    if config == resolve(str(folder.config)).config:
+        return True
+    samples = (record.get("plan") or {}).get("train_samples")
+    total = make_plan(config, ranks, samples).total_steps if samples else sys.maxsize
+    is_reached_now = config.stop_at is not None and is_reached(config.stop_at, record.get("results") or {})
+    if checkpoint is not None and not is_reached_now and total > int(record.get("step") or 0):
+        return False
+    why = "it has no checkpoint to continue from" if checkpoint is None else f"it has ended by {record.get('ended_by')}"
+    raise ConfigError(
+        f"the run in {folder.path} is finished after step {record.get('step'):,}, and {why}: {' '.join(overrides)} "
+        f"would have no effect. Extend it with a larger epochs= or max_steps=, or start a new run with: "
+        f"tutti train {config.recipe} {' '.join(overrides)}"
+    )
 
 
 def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
@@ -111,7 +139,7 @@ def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
         for run in reversed(find_runs(Path(out), recipe)):
             in_study = run.folder.study.exists()  # only the study resumes its points
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
-                return find_latest(run.folder.checkpoints)
+                return find_latest(run.folder.checkpoints, warn_once)
         raise CheckpointError(
             f"no run of {recipe!r} in {out!r} has a checkpoint. Start one with: tutti train {recipe}, "
             "or give the path of a run folder or of a checkpoint."
@@ -120,7 +148,7 @@ def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
     if not path.is_dir():
         raise CheckpointError(f"--resume {resume}: no such folder. Give a run folder or one of its checkpoints/step-*.")
     if (path / "checkpoints").is_dir():
-        return find_latest(path / "checkpoints")
+        return find_latest(path / "checkpoints", warn_once)
     if not (path.parent.parent / "config.yaml").is_file():
         raise CheckpointError(f"--resume {resume} is neither a run folder nor a checkpoint inside one.")
     return path
@@ -152,13 +180,19 @@ def _train_as_rank(
 
     def work() -> Any:
         outcome = _run_rank(config, placement, folder, checkpoint, preflight)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # the run is finished, whatever comes now
+            signal.signal(number, signal.SIG_IGN)
         if placement.rank == 0:
             from tutti.report.curves import draw_curves
 
             print(f"curves:     {draw_curves(outcome.folder)}\nrun folder: {outcome.folder.path}", flush=True)
         return outcome
 
-    as_rank(placement, work)
+    def stopped(name: str) -> Interrupted:
+        again = f"Resume with: tutti train {folder.path}" if folder else "Start it again with the same command."
+        return Interrupted(f"stopped on {name} before the first step: there was nothing to save. {again}")
+
+    as_rank(placement, work, stopped)
 
 
 def _needs(config: RunConfig) -> list[str]:

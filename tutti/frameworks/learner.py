@@ -53,6 +53,18 @@ _METRICS = {
 }
 
 
+class _EndsEarly(keras.callbacks.Callback):
+    """Ends an evaluation after a batch where it is not to go on."""
+
+    def __init__(self, goes_on: Callable[[], bool]) -> None:
+        super().__init__()
+        self._goes_on = goes_on
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._goes_on() and self.model is not None:
+            self.model.stop_evaluating = True
+
+
 class KerasLearner:
     """`model` is what is saved; `compiled` has the same layers and is compiled, for `fit` and `evaluate`."""
 
@@ -130,8 +142,8 @@ class KerasLearner:
         if is_first:
             self._carried = torch.tensor(totals, dtype=torch.float64)
 
-    def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
-        """The totals of this rank's part of a dataset; called right after a log, when the metrics are reset."""
+    def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
+        """The totals of this rank's part of a dataset, while `goes_on` says so after each batch; called right after a log."""
         per_rank_batch = self._config.batch.eval or self._plan.per_rank_batch
         workers, seed = self._config.data.workers, self._config.seed
         batches, count = evaluation_feed(data, group, per_rank_batch, workers, seed)
@@ -140,7 +152,7 @@ class KerasLearner:
         if count:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # skipped files may leave fewer batches than announced
-                self.compiled.evaluate(batches, steps=count, verbose=0)
+                self.compiled.evaluate(batches, steps=count, verbose=0, callbacks=[_EndsEarly(goes_on)])
         totals = self._measured()
         self._clear_measures()
         return totals

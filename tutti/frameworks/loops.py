@@ -81,7 +81,7 @@ class BetweenSteps(keras.callbacks.Callback):
             job.save()
 
     def after_epoch(self) -> None:
-        """Validate, and save if that is due; every rank must call this."""
+        """Save if that is due, and validate; every rank must call this."""
         self._job.finish_epoch()
         if self._job.saves_now:
             self._job.save()
@@ -89,7 +89,7 @@ class BetweenSteps(keras.callbacks.Callback):
     def end(self) -> None:
         """Save a run that was stopped, average statistics over ranks, and write the speed; collective."""
         job = self._job
-        job.save_if_stopped()
+        job.finish()
         if self.feed.error is not None:
             raise self.feed.error
         job.learner.combine_ranks(job.group)

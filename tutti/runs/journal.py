@@ -128,10 +128,10 @@ class Journal:
             writer.close()
 
 
-def rewind(folder: RunFolder, step: int) -> None:
-    """Remove the events after the step from which a run resumes."""
+def rewind(folder: RunFolder, step: int, unvalidated: bool = False) -> None:
+    """Remove the events after the step from which a run resumes; also its epoch, where that is validated again."""
     for path in (folder.metrics, *_ledgers(folder)):
-        trim_events(path, step)
+        trim_events(path, step, "epoch" if unvalidated else None)
 
 
 def _ledgers(folder: RunFolder) -> list[Path]:

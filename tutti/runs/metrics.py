@@ -56,16 +56,24 @@ def read_all_events(path: Path) -> list[Event]:
     return [event for event in events if event is not None]
 
 
-def trim_events(path: Path, last_step: int) -> None:
+def trim_events(path: Path, last_step: int, without: str | None = None) -> None:
     """Drop what was written after a step, so that a resumed run continues the file without doubles.
+
+    Events `without` are dropped at that step as well.
 
     What is damaged after the last event that stays is dropped too; what is damaged before it is an error.
     """
     if path.exists():
         events = _read_lines(path)
         kept = [event if event is not None and event.get("step", 0) <= last_step else None for event in events]
+        if without:
+            kept = [None if event and _is_at(event, without, last_step) else event for event in kept]
         _refuse_damaged(path, events, _last_good(kept))
         write_durably(path, "".join(json.dumps(event) + "\n" for event in kept if event is not None))
+
+
+def _is_at(event: Event, kind: str, step: int) -> bool:
+    return event.get("event") == kind and event.get("step") == step
 
 
 def parse_event(line: bytes) -> Event | None:

@@ -8,12 +8,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from tutti.checkpoint import store
 from tutti.checkpoint.manifest import Manifest, verify
 from tutti.config.parts import call
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
-from tutti.data.loader import Loader
+from tutti.data.loader import Loader, check_workers
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, TuttiError
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck
@@ -22,7 +23,8 @@ from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal, Screen, rewind
 from tutti.runs.step_parts import StepPart
-from tutti.train.job import Job, Learner
+from tutti.train.job import Job
+from tutti.train.progress import Learner
 
 Built = TypeVar("Built")
 
@@ -93,11 +95,11 @@ def build_job(
     resume: Path | None,
 ) -> Job[Any]:
     """A job at its first step, or restored from a checkpoint; ranks agree after each part that can fail on one."""
+    agreed(group, functools.partial(check_workers, config.data.workers))
     agreed(group, functools.partial(framework.prepare_data, config) if group.is_first else lambda: None)
     parts = agreed(group, functools.partial(framework.build_parts, config, group.placement, device))
     manifest = agreed(group, functools.partial(_check_resume, resume, config, parts, group)) if resume else None
-    last_step = manifest.step if manifest else -1
-    agreed(group, functools.partial(rewind, folder, last_step) if group.is_first else lambda: None)
+    later = agreed(group, functools.partial(_go_back, folder, resume, manifest) if group.is_first else list)
     group.barrier("the start of training")
     plan, data, prefetch = parts.plan, parts.train_data, choose_prefetch(config, device)
     screen = None
@@ -110,8 +112,17 @@ def build_job(
     loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, device, config.data.workers, prefetch)
     job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, watch)
     if resume and manifest:
+        job.later_steps = later
         job.restore(resume, manifest)
     return job
+
+
+def _go_back(folder: RunFolder, resume: Path | None, manifest: Manifest | None) -> list[int]:
+    """Have the folder end where a run continues, on rank 0; return the steps of checkpoints after it."""
+    later = store.resume_from(resume) if resume else []  # first: with a crash here, both are of the same run
+    unvalidated = bool(manifest and manifest.progress.get("unvalidated"))
+    rewind(folder, manifest.step if manifest else -1, unvalidated)
+    return later
 
 
 def build_data(config: RunConfig, placement: Placement, device: torch.device) -> tuple[Any, Any]:

@@ -2,13 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from tutti.checkpoint import store
 from tutti.checkpoint.manifest import Manifest
@@ -17,7 +20,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader, RankBatch
 from tutti.data.order import SampleOrder
-from tutti.errors import CheckpointError, DivergedError, Interrupted
+from tutti.errors import CheckpointError, DivergedError, Interrupted, TrainingError
 from tutti.ranks.group import Group
 from tutti.ranks.hang_detection import Watch
 from tutti.runs.folder import RunFolder
@@ -25,79 +28,11 @@ from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.metrics import weighted_means
-from tutti.train.progress import TrainingProgress
+from tutti.train.progress import LearnerType, TrainingProgress
 from tutti.train.skipped import SkippedFiles
-from tutti.train.timing import Clock, StepTimer, Stragglers, combine
+from tutti.train.timing import Clock, Stragglers, combine
 
-
-class Learner(Protocol):
-    """A model with its loss and its optimizer in some framework, as a job uses it.
-
-    Totals are one tensor on the CPU in double precision: the sums of the loss and of each metric over the samples of
-    this rank, then their weights. How a step is made is between a learner and its own loop.
-    """
-
-    names: tuple[str, ...]  # of the totals: loss, then the metrics
-    timer: StepTimer
-    reports_phases: bool  # whether its steps report their phases, which puts a deadline on each
-
-    @property
-    def model(self) -> Any:
-        """The model that is saved, and that a finished run returns."""
-        ...
-
-    @property
-    def parameters(self) -> int:
-        """The number of the model's parameters."""
-        ...
-
-    @property
-    def gradient_bytes(self) -> int:
-        """The bytes that ranks average in a step, in however many passes."""
-        ...
-
-    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
-        """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
-        ...
-
-    def totals(self) -> torch.Tensor:
-        """The totals of the training steps since they were cleared; waits until a GPU has computed them."""
-        ...
-
-    def clear_totals(self) -> None:
-        """Set the totals to zero."""
-        ...
-
-    def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
-        """Hold given totals on rank 0 and zeros elsewhere: the same sums over any number of ranks."""
-        ...
-
-    def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
-        """The totals of this rank's part of a dataset; calls `progressed` after every batch where it can."""
-        ...
-
-    def combine_ranks(self, group: Group) -> None:
-        """Average over ranks the running statistics that each has from its own samples; every rank enters."""
-        ...
-
-    def shape(self) -> dict[str, str]:
-        """The names, types and shapes of what the model saves."""
-        ...
-
-    def write(self, folder: Path, group: Group) -> Iterable[Path]:
-        """Write the model and the optimizer durably; returns the files whose checksums this rank is to compute."""
-        ...
-
-    def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
-        """Read a verified checkpoint, and what `progress` has added to its manifest."""
-        ...
-
-    def progress(self) -> dict[str, Any]:
-        """What a manifest holds besides the files."""
-        ...
-
-
-LearnerType = TypeVar("LearnerType", bound=Learner)
+_LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
 
 
 class Job(TrainingProgress, Generic[LearnerType]):
@@ -131,7 +66,11 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._losses: list[Any] = []  # of the steps in the window, to name a bad one; not read before
         self._epoch_loss = [0.0, 0.0]  # sum and samples over all ranks
         self._epoch_seconds, self._epoch_steps = 0.0, 0
-        self._saved_step = 0
+        self.later_steps: list[int] = []  # of checkpoints that the next save removes
+        self._saved: Manifest | None = None  # the newest checkpoint
+        self._save_problem = ""
+        self._is_validated = True  # the epoch that ends with this step, if one does
+        self._is_cut = False  # validation ended on this rank when the run was to stop
         self._at = watch.at if learner.reports_phases else _report_nothing
         self._skipped = SkippedFiles((loader.dataset, valid_data), folder.log(group.rank), group, journal)
         self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
@@ -140,7 +79,9 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def begin(self) -> None:
         """Make a dry run of the first step, and write its loss if the run is new; every rank enters."""
-        if self.has_reached:
+        if not self._is_validated:  # a stop came between the checkpoint of an epoch and its results
+            self.finish_epoch()
+        if self.has_reached or not self.goes_on():
             return
         self._source = self.loader.steps(self.step)
         first, self._batches = peek(self._source)
@@ -149,7 +90,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         own = torch.tensor(self.learner.dry_run(first), dtype=torch.float64)
         loss, samples = self.group.sum(own).tolist()
         if self.step == 0:
-            self.journal.write("start", step=0, epoch=0, train_loss=loss / samples, **self.validate())
+            found = self.validate()
+            self.journal.write("start", step=0, epoch=0, train_loss=loss / samples, **found)
 
     def batches(self) -> Iterator[RankBatch]:
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
@@ -225,7 +167,13 @@ class Job(TrainingProgress, Generic[LearnerType]):
         )
 
     def finish_epoch(self) -> None:
-        """Validate and write the epoch's results; every rank enters."""
+        """Save where that is due, validate, and write the epoch's results; every rank enters.
+
+        What is saved before validation says so: a run that resumes from it begins with the validation.
+        """
+        self._is_validated = False
+        if self.saves_before_validation:
+            self.save()
         with self.clock.paused("validation"):
             self.results = {"train_loss": self._epoch_loss[0] / self._epoch_loss[1], **self.validate()}
         if self._epoch_seconds:
@@ -244,14 +192,22 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._epoch_loss = [0.0, 0.0]
         self._epoch_seconds, self._epoch_steps = 0.0, 0
         self._note_best()
+        self._is_validated = True
+        self._complete_checkpoint()
 
     def validate(self) -> dict[str, float]:
-        """The validation metrics, where the run has validation data; every rank enters."""
+        """The validation metrics, where the run has validation data; every rank enters.
+
+        A run that is to stop does so here: each rank ends after its batch, and the sum tells all that one has.
+        """
         if self.valid_data is None:
             return {}
-        self._mark_validation()
+        self._validation_goes_on()
         self.learner.combine_ranks(self.group)
-        totals = self.group.sum(self.learner.evaluate(self.valid_data, self.group, self._mark_validation)).tolist()
+        own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
+        *totals, cuts = self.group.sum(torch.cat([own, torch.tensor([float(self._is_cut)])])).tolist()
+        if cuts:
+            self._stop(next(reason for reason in self.group.gather(self.watch.stop_reason) if reason))
         means = weighted_means(self.learner.names, totals)
         self._skipped.log()
         self._skipped.check_some_left(means, len(self.valid_data))
@@ -270,7 +226,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
             self.learner.put_totals(totals, self.group.is_first)
             self._skipped.count()
             try:
-                store.save(
+                self._saved = store.save(
                     self.folder.checkpoints,
                     self._manifest(totals),
                     self.learner.write,
@@ -278,38 +234,70 @@ class Job(TrainingProgress, Generic[LearnerType]):
                     keep=self.config.checkpoint.keep,
                     is_best=self._is_best,
                 )
-                self._saved_step = self.step
             except CheckpointError as error:
+                self._save_problem = str(error)
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
         self.learner.timer.paused()
         self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
 
-    def save_if_stopped(self) -> None:
-        """Save a run that was stopped before its end, and raise an error that says how to resume; every rank enters."""
+    def finish(self) -> None:
+        """End the run: an error where it was stopped early, or where its last checkpoint is not durable; every rank."""
         self.watch.rests()
-        if self.watch.stop_reason is None or self.is_over:
-            return
+        if not self.is_over:
+            if self.watch.stop_reason is not None:
+                self._stop(self.watch.stop_reason)
+        elif self.saves_now and self._saved_step != self.step:
+            error = CheckpointError(
+                f"the run is trained to its end, step {self.step:,}, but {self._save_problem}. "
+                f"{self._newest().capitalize()}. Free space, and resume with: tutti train {self.folder.path}"
+            )
+            error.agreed, error.exit_code = True, TrainingError.exit_code
+            raise error
+
+    def _stop(self, reason: str) -> NoReturn:
+        """Save, and raise an error that says how to resume; every rank enters."""
         self.save()
         self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
-        where = "" if self._saved_step == self.step else f", but the newest checkpoint is of step {self._saved_step:,}"
-        where = where if self._saved_step else ", but there is no checkpoint"
+        _leave_last(self.group)
+        where = "" if self._saved_step == self.step else f", but {self._newest()}"
         stopped = Interrupted(
-            f"stopped {self.watch.stop_reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
+            f"stopped {reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
             f"Resume with: tutti train {self.folder.path}"
         )
         stopped.agreed = True
         raise stopped
 
+    @property
+    def _saved_step(self) -> int:
+        return self._saved.step if self._saved else 0
+
+    def _newest(self) -> str:
+        return f"the newest checkpoint is of step {self._saved_step:,}" if self._saved else "there is no checkpoint"
+
+    def _complete_checkpoint(self) -> None:
+        """Write the results of an epoch into the checkpoint that was saved before its validation."""
+        if self._saved is None or self._saved_step != self.step:
+            return
+        self._saved = replace(self._saved, progress=self._progress(self._saved.progress["window"]))
+        try:
+            if self.group.is_first:
+                store.complete(self.folder.checkpoints, self._saved, self._is_best)
+        except CheckpointError as error:  # the checkpoint is good, and its epoch is validated again by who resumes it
+            self.journal.say(f"warning: {error}")
+        self._is_best = False
+
     def restore(self, folder: Path, manifest: Manifest) -> None:
         """Continue from a verified checkpoint, on this number of ranks."""
         progress = manifest.progress
         self.learner.load(folder, progress)
-        self.step = self._saved_step = manifest.step
+        self.step, self._saved = manifest.step, manifest
         self.learner.put_totals(progress["window"], self.group.is_first)
         self._epoch_loss = list(progress["epoch_loss"])
+        self._epoch_seconds, self._epoch_steps = progress.get("epoch_time", (0.0, 0))
         self._best = progress["best"]
         self.results = progress["results"]
+        self._is_validated = not progress.get("unvalidated", False)
         self._skipped.names = list(progress.get("skipped", []))
 
     def end_loading(self) -> None:
@@ -334,15 +322,20 @@ class Job(TrainingProgress, Generic[LearnerType]):
             train_samples=self.plan.train_samples,
             ranks=self.group.world_size,
             model=self.learner.shape(),
-            progress={
-                "window": window,
-                "epoch_loss": self._epoch_loss,
-                "best": self._best,
-                "results": self.results,
-                **self.learner.progress(),
-                "skipped": self._skipped.names,
-            },
+            progress=self._progress(window),
         )
+
+    def _progress(self, window: list[float]) -> dict[str, Any]:
+        return {
+            "window": window,
+            "epoch_loss": self._epoch_loss,
+            "epoch_time": [self._epoch_seconds, self._epoch_steps],
+            "best": self._best,
+            "results": self.results,
+            **self.learner.progress(),
+            "skipped": self._skipped.names,
+            **({} if self._is_validated else {"unvalidated": True}),
+        }
 
     def _own_phases(self) -> torch.Tensor:
         """This rank's seconds by phase since the last log, at its place in a row of zeros; empty if none are kept."""
@@ -362,8 +355,10 @@ class Job(TrainingProgress, Generic[LearnerType]):
             self.journal.say(line)
         return combine(rows, seconds)
 
-    def _mark_validation(self) -> None:
+    def _validation_goes_on(self) -> bool:
         self._at(StepPart.VALIDATION, self.step)
+        self._is_cut = self.watch.stop_reason is not None
+        return not self._is_cut
 
     def _check_finite(self, loss: float) -> None:
         """Stop where the loss of the window is not a finite number, and name its first step; every rank enters."""
@@ -388,6 +383,16 @@ def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankB
     """The first batch, and all batches with that one among them."""
     first = next(batches, None)
     return first, batches if first is None else chain((first,), batches)
+
+
+def _leave_last(group: Group) -> None:
+    """Have rank 0, which may hold the store, end when all others have read from it what they wait for."""
+    others = group.world_size - 1
+    with suppress(dist.DistError):  # nobody depends on it: the checkpoint is saved
+        if not group.is_first and group.store.add("left", 1) == others:
+            group.store.set("left/all", "")
+        elif group.is_first and others:
+            group.store.wait(["left/all"], timedelta(seconds=_LEAVE_SECONDS))
 
 
 def _report_nothing(part: StepPart, step: int) -> None: ...

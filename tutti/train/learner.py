@@ -186,8 +186,8 @@ class TorchLearner:
         self._window.put(totals, is_first)
 
     @torch.no_grad()
-    def evaluate(self, data: Any, group: Group, progressed: Callable[[], None]) -> torch.Tensor:
-        """The totals of this rank's part of a dataset; every sample is on exactly one rank."""
+    def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
+        """The totals of this rank's part of a dataset, to its end or while it goes on; a sample is on one rank."""
         self.model.eval()
         meter = Meter(self._metrics, self._device)
         per_rank_batch = self._config.batch.eval or self._plan.micro_batch
@@ -199,7 +199,8 @@ class TorchLearner:
             outputs, loss = self._predict(inputs, targets, is_full=samples == per_rank_batch)
             meter.add_loss(loss, samples)
             meter.add_metrics(outputs, targets, samples)
-            progressed()
+            if not goes_on():
+                break
         self.model.train()
         return meter.totals()
 

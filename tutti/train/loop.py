@@ -16,7 +16,7 @@ def train(job: Job[TorchLearner]) -> None:
         if job.logs_after(job.step):
             job.log()  # collective: means over ranks
         if job.epoch_ends:
-            job.finish_epoch()  # collective: validation
+            job.finish_epoch()  # collective: the checkpoint where one is due, then validation
         if job.saves_now:
             job.save()  # collective: the checkpoint
-    job.save_if_stopped()  # collective where the run was stopped before its end: the checkpoint to resume from
+    job.finish()  # collective where the run was stopped before its end: the checkpoint to resume from

@@ -1,12 +1,89 @@
-"""The progress of a run, and what is due at a step; the same in every framework."""
+"""What a job drives and where it stands: the protocol of a learner, and what is due at a step; in every framework."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from tutti import units
 from tutti.config.check import is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.data.loader import RankBatch
+from tutti.ranks.group import Group
+from tutti.train.timing import StepTimer
 from tutti.units import is_lower_better
+
+
+class Learner(Protocol):
+    """A model with its loss and its optimizer in some framework, as a job uses it.
+
+    Totals are one tensor on the CPU in double precision: the sums of the loss and of each metric over the samples of
+    this rank, then their weights. How a step is made is between a learner and its own loop.
+    """
+
+    names: tuple[str, ...]  # of the totals: loss, then the metrics
+    timer: StepTimer
+    reports_phases: bool  # whether its steps report their phases, which puts a deadline on each
+
+    @property
+    def model(self) -> Any:
+        """The model that is saved, and that a finished run returns."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        ...
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes that ranks average in a step, in however many passes."""
+        ...
+
+    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
+        """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
+        ...
+
+    def totals(self) -> torch.Tensor:
+        """The totals of the training steps since they were cleared; waits until a GPU has computed them."""
+        ...
+
+    def clear_totals(self) -> None:
+        """Set the totals to zero."""
+        ...
+
+    def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
+        """Hold given totals on rank 0 and zeros elsewhere: the same sums over any number of ranks."""
+        ...
+
+    def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
+        """The totals of this rank's part of a dataset; ends early where `goes_on`, asked after every batch, says no."""
+        ...
+
+    def combine_ranks(self, group: Group) -> None:
+        """Average over ranks the running statistics that each has from its own samples; every rank enters."""
+        ...
+
+    def shape(self) -> dict[str, str]:
+        """The names, types and shapes of what the model saves."""
+        ...
+
+    def write(self, folder: Path, group: Group) -> Iterable[Path]:
+        """Write the model and the optimizer durably; returns the files whose checksums this rank is to compute."""
+        ...
+
+    def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        """Read a verified checkpoint, and what `progress` has added to its manifest."""
+        ...
+
+    def progress(self) -> dict[str, Any]:
+        """What a manifest holds besides the files."""
+        ...
+
+
+LearnerType = TypeVar("LearnerType", bound=Learner)
 
 
 class TrainingProgress:
@@ -61,14 +138,22 @@ class TrainingProgress:
         return step == 1 or ends or step % self.config.log.every_steps == 0
 
     @property
-    def saves_now(self) -> bool:
-        """Whether a checkpoint is due: every N steps, every N epochs, after the best epoch, and at the end."""
+    def saves_before_validation(self) -> bool:
+        """Whether a checkpoint is due whatever validation finds: every N steps or epochs, and at the last step."""
         wish = self.config.checkpoint
         if wish.every_steps and self.step % wish.every_steps == 0:
             return True
+        if self.step == self.plan.total_steps and (wish.every_steps or wish.every_epochs):
+            return True
+        return self.epoch_ends and bool(wish.every_epochs and self.epoch % wish.every_epochs == 0)
+
+    @property
+    def saves_now(self) -> bool:
+        """Whether a checkpoint is due: also after the best epoch, and where `stop_at` is reached."""
+        wish = self.config.checkpoint
         if self.is_over and (wish.every_steps or wish.every_epochs):
             return True
-        return self.epoch_ends and (self._is_best or bool(wish.every_epochs and self.epoch % wish.every_epochs == 0))
+        return self.saves_before_validation or (self.epoch_ends and self._is_best)
 
     def _note_best(self) -> None:
         """Remember whether this epoch has the best value of the metric in `checkpoint.best`."""

@@ -1,7 +1,10 @@
 """One rank of a run, in any framework: join the others, build the job, train, write the record."""
 
 import platform
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +13,28 @@ import torch.distributed as dist
 
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
-from tutti.errors import Interrupted, TuttiError
+from tutti.errors import Cause, Interrupted, TuttiError
 from tutti.ranks.fingerprint import check_same_code
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
 from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
+from tutti.runs.locks import owned
 from tutti.runs.output import captured_output, log_traceback
 from tutti.runs.record import Record, summarise_epochs
 from tutti.train.build import Framework, agreed, build_job
 from tutti.train.job import Job
 
-_STATES = {KeyboardInterrupt: "stopped", Interrupted: "interrupted"}
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _MOST_LINES = 16
+
+
+class StoppedAtStart(TuttiError):
+    """A signal came before the first step, when there was nothing to save yet."""
+
+    exit_code = Interrupted.exit_code
+    cause = Cause.INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -54,14 +65,16 @@ def run_rank(
         if folder is None:
             check_writable(config.out)
 
-    with framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
+    with ExitStack() as after, framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
         check_same_code(rank.group)
         watch = Watch(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
-            job = _run_in(own, is_new, framework, config, rank, watch, resume)
+            with _owned(own, rank.group):
+                job = _run_in(own, is_new, framework, config, rank, watch, resume)
         finally:
             watch.close()
+        after.enter_context(_on_signals(signal.SIG_IGN))  # the run is finished, and its ranks only leave
     return TrainingResult(own, job.results, job.samples_per_second, job.learner.model)
 
 
@@ -83,6 +96,39 @@ def begin_record(record: Record, config: RunConfig, group: Group, machine: Machi
         threads_per_rank=machine.threads,
         **more,
     )
+
+
+@contextmanager
+def _owned(folder: RunFolder, group: Group) -> Iterator[None]:
+    """Have rank 0 hold the folder, in which no other process may train; every rank enters."""
+    with ExitStack() as held:
+        agreed(group, lambda: held.enter_context(owned(folder)) if group.is_first else None)
+        yield
+
+
+@contextmanager
+def _on_signals(handler: Any) -> Iterator[None]:
+    """Have a handler take the signals that stop a run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def _stop_at_start(folder: RunFolder) -> Callable[[int, Any], None]:
+    def stop(number: int, _: Any) -> None:
+        name = signal.Signals(number).name
+        raise StoppedAtStart(
+            f"stopped on {name} before the first step: there was nothing to save. "
+            f"Resume with: tutti train {folder.path}"
+        )
+
+    return stop
 
 
 def _examine_nothing(store: dist.Store | None) -> None: ...
@@ -117,9 +163,9 @@ def _run_in(
                 begin_record(record, config, rank.group, rank.machine, resumed_from=str(resume) if resume else None)
             cores = _cores(rank.group, rank.machine)
             try:
-                with watch.explained():
+                with watch.explained(), _on_signals(_stop_at_start(folder)):
                     job = build_job(framework, config, rank.group, watch, rank.device, folder, resume)
-            except Exception as error:
+            except BaseException as error:
                 if rank.group.is_first:
                     _discard(folder, record, is_new, error)
                 raise
@@ -150,7 +196,7 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
     except BaseException as error:
         job.close()
         if is_first:
-            record.fail(error, _STATES.get(type(error), "failed"), step=job.step, **_slow_ranks(job))
+            record.fail(error, _state_of(error), step=job.step, **_slow_ranks(job))
         raise
     job.close()
     if is_first:
@@ -159,12 +205,20 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
         record.end("finished", step=job.step, **_results(job), **epochs, **more)
 
 
-def _discard(folder: RunFolder, record: Record, is_new: bool, error: Exception) -> None:
+def _discard(folder: RunFolder, record: Record, is_new: bool, error: BaseException) -> None:
     """Remove the folder of a run that never began; one that could not be resumed keeps what it had."""
-    if is_new and isinstance(error, TuttiError):
+    if is_new and isinstance(error, TuttiError) and error.cause != Cause.INTERRUPTED:
         remove_folder(folder)
     else:
-        record.fail(error)
+        record.fail(error, _state_of(error))
+
+
+def _state_of(error: BaseException) -> str:
+    """The state of a run that an error has ended."""
+    is_stopped = isinstance(error, TuttiError) and error.cause == Cause.INTERRUPTED  # also on another rank
+    if is_stopped:
+        return "interrupted"
+    return "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def _cores(group: Group, machine: Machine) -> list[dict[str, Any]] | None:
@@ -194,6 +248,9 @@ def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | Non
         job.journal.say(f"data: {note}")
     if resume:
         job.journal.say(f"resumed from {resume} at step {job.step:,}")
+    if job.later_steps:
+        steps = ", ".join(f"{step:,}" for step in job.later_steps)
+        job.journal.say(f"the checkpoints after it, of steps {steps}, are removed when the next one is saved")
 
 
 def _facts(job: Job[Any]) -> dict[str, object]:

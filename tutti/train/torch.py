@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tutti.checkpoint.manifest import Manifest
-from tutti.checkpoint.store import check_model, model_shape
+from tutti.checkpoint.store import check_model, check_optimizer, model_shape
 from tutti.config import parts
 from tutti.config.check import check_best, check_parts, check_stop
 from tutti.config.load import resolve_values
@@ -58,12 +58,14 @@ class TorchParts:
     criterion: Callable[[Any, Any], torch.Tensor]
     metrics: Metrics
     optimizer: torch.optim.Optimizer
+    optimizer_name: str
     train_data: Any
     valid_data: Any
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
-        """Refuse a checkpoint of another model."""
+        """Refuse a checkpoint of another model or optimizer."""
         check_model(folder, manifest, model_shape(self.model))
+        check_optimizer(folder, self.model, self.optimizer, self.optimizer_name)
 
     def make_learner(
         self,
@@ -179,7 +181,8 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
     if isinstance(criterion, nn.Module):
         criterion.to(device)
     optimizer = build_optimizer(config.optim, model.parameters())
-    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, train_data, valid_data)
+    name = config.optim.name
+    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data)
 
 
 def _adapt(model: Any, train_data: Any, device: torch.device) -> None:
