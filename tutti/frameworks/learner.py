@@ -143,7 +143,7 @@ class KerasLearner:
             self._carried = torch.tensor(totals, dtype=torch.float64)
 
     def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
-        """The totals of this rank's part of a dataset, while `goes_on` says so after each batch; called right after a log."""
+        """The totals of this rank's part of a dataset, while `goes_on` agrees; called right after a log."""
         per_rank_batch = self._config.batch.eval or self._plan.per_rank_batch
         workers, seed = self._config.data.workers, self._config.seed
         batches, count = evaluation_feed(data, group, per_rank_batch, workers, seed)
