@@ -15,9 +15,9 @@ from tutti.runs.folder import RunFolder, create_folder, write_config
 def run(tmp_path: Path) -> RunFolder:
     """The folder of a finished run: two epochs of ten steps."""
     folder = create_folder(str(tmp_path), "digits", 1)
-    write_config(folder, resolve("digits", ["epochs=2", "batch.global=100"]).config.as_yaml())
+    write_config(folder, resolve("digits", ["epochs=2", "batch.global=64"]).config.as_yaml())
     content = {"state": "finished", "step": 20, "ended_by": "epochs", "results": {"valid_accuracy": 0.9}}
-    folder.record.write_text(json.dumps(content | {"plan": {"train_samples": 1000}}))
+    folder.record.write_text(json.dumps(content | {"plan": {"train_samples": 640}}))
     return folder
 
 

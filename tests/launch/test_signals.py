@@ -91,11 +91,11 @@ class Launched:
 
     def __init__(self, place: Path, *words: str) -> None:
         self.place = place
-        self._out = (place / "printed").open("w+")
         line = [sys.executable, "-m", "tutti", "train", "digits/mlp", "-n", "2", "epochs=1000", "log.every_steps=1"]
-        self.process = subprocess.Popen(
-            [*line, *words], cwd=place, env=environment(), stdout=self._out, stderr=self._out, process_group=0
-        )
+        with (place / "printed").open("w") as out:
+            self.process = subprocess.Popen(
+                [*line, *words], cwd=place, env=environment(), stdout=out, stderr=out, process_group=0
+            )
 
     @property
     def folder(self) -> Path | None:
