@@ -28,7 +28,7 @@ from tutti.errors import (
     cause_of,
     summarise_error,
 )
-from tutti.ranks.failures import end_rank, is_consequence
+from tutti.ranks.failures import NOTES_VARIABLE, end_rank, is_consequence
 from tutti.ranks.hub import allow_seconds
 from tutti.ranks.hub_client import Handler, HubClient
 from tutti.ranks.placement import Placement
@@ -105,6 +105,15 @@ class HangSearch:
                 lost = f"{what}, and rank 0 on host {self._hosts[0]}, which holds the hub, does not answer."
                 self.on_verdict({"text": lost, "exit_code": RankLost.exit_code, "reporter": self._rank})
 
+    def end_at_once(self, why: str) -> None:
+        """End this rank without saving; rank 0 writes that into the record."""
+        if self.folder is not None and self._rank == 0:
+            Record.open(self.folder.record).end("interrupted", failure=why, cause=Cause.INTERRUPTED)
+        if self._rank == 0 and NOTES_VARIABLE not in os.environ:  # otherwise the launcher tells it
+            with suppress(OSError):
+                os.write(self._screen, f"{why}\n".encode())
+        os._exit(128 + signal.SIGINT)
+
     def on_where(self, _: dict[str, Any]) -> None:
         self._hub.send("here", position=self._position().plain())
 
@@ -146,7 +155,7 @@ class HangSearch:
             self._concluded.wait(allow_seconds(answer_seconds + _VERDICT_SECONDS, self._hub.world_size))
 
 
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _LONGEST_INTERVAL = 2.0  # seconds between two checks
 
 
@@ -176,6 +185,7 @@ class Watch:
             "ended": self._on_ended,
         }
         self._closed = False
+        self._interrupts = 0
         self._take_signals()
         if hub.hub is not None:
             hub.hub.conclude = self._search.conclude
@@ -275,6 +285,9 @@ class Watch:
             for number in numbers:
                 if number in _SIGNALS:
                     self._stop_agreement.ask(f"on {signal.Signals(number).name}")
+                self._interrupts += number == signal.SIGINT
+            if self._interrupts > 1:
+                self._search.end_at_once("ended at once on a second SIGINT")
             if self._ends is not None and self._is_short(self._ends - time.time()):
                 self._stop_agreement.ask("before the end of the allocation")
                 self._ends = None
