@@ -156,8 +156,7 @@ class MessageServer:
         self._strangers: dict[int, Peer] = {}  # by arrival, without a proof yet
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.RLock()
-        self._waker, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
+        self._waker: socket.socket | None = None  # to wake the thread, once it has started
         self._thread = threading.Thread(target=self._serve, name="message server", daemon=True)
         self._closed = False
 
@@ -175,6 +174,8 @@ class MessageServer:
         listener.setblocking(False)
         not_for_children.add(listener)
         self._listener = listener
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread.start()
@@ -370,8 +371,9 @@ class MessageServer:
             self.on_message(peer.admitted, {"kind": "disconnected"})
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        if self._waker is not None:
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
 
     def _end(self) -> None:
         self._listener.close()
@@ -382,5 +384,6 @@ class MessageServer:
                 peer.connection.shutdown(socket.SHUT_RDWR)
             peer.connection.close()
         self._selector.close()
-        self._waker.close()
-        self._woken.close()
+        for end in (self._waker, self._woken):
+            if end is not None:
+                end.close()
