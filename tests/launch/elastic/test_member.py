@@ -91,6 +91,7 @@ def test_ranks_run_the_command_of_their_own_host_with_a_secret_of_the_job(
         {"kind": "round", "share": SHARE | {"host": 2}},
         {"kind": "round", "share": SHARE | {"first_rank": 4}},
         {"kind": "round", "share": SHARE | {"first_rank": -1}},
+        {"kind": "round", "share": SHARE | {"address": "evil.example"}},
         {"kind": "round", "share": SHARE | {"port": 1 << 16}},
         {"kind": "round", "share": {"round": 1}},
     ],

@@ -136,7 +136,7 @@ class Membership:
         if not self._own_interface:  # it was chosen for the hosts of the last generation
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
         numbers = given.rank, given.size, given.local_rank, given.local_size, given.node_rank
-        return Placement(LAUNCHER, *numbers, self._address, given.store_port).checked()
+        return Placement(LAUNCHER, *numbers, given.store_address or self._address, given.store_port).checked()
 
     def _rendezvous(self, placement: Placement, runtime: RuntimeConfig) -> Group | None:
         """Return the group, or None when a rank of this generation is lost; a thread waits, which nothing can wake."""

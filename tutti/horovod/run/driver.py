@@ -354,11 +354,13 @@ class Driver:
         for worker in leaving:
             if worker.request is not None:
                 self._dismiss(worker)
+        others = [worker.host for worker in staying if not is_local(worker.host)]
         for worker in staying:
             slot = slots[worker.number]
+            address = address_for(others[0], self.address[0]) if others and is_local(worker.host) else ""
             worker.generation, worker.rank, worker.output.rank = self.generation, slot.rank, slot.rank
             numbers = slot.rank, slot.size, slot.local_rank, slot.local_size, slot.node_rank
-            self._answer(worker, Assignment(self.generation, *numbers, self._store.port, skip_sync))
+            self._answer(worker, Assignment(self.generation, *numbers, self._store.port, address, skip_sync))
         if self.generation > 0 or self.options.verbose:
             report(f"generation {self.generation}: {len(staying)} ranks, {len(new)} of them new.")
 

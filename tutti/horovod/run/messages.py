@@ -34,6 +34,7 @@ class Assignment:
     local_size: int = 1
     node_rank: int = 0
     store_port: int = 0  # of the driver's store, where the ranks meet
+    store_address: str = ""  # as other hosts of the generation see it; "" where this worker knows it
     skip_sync: bool = False  # no worker is new, and all hold the same state
     refusal: str = ""
     leave: bool = False  # the refusal is no failure: the worker's host is no longer in the job

@@ -71,6 +71,7 @@ class HostServer(MessageServer):
     def __init__(self, recipe: str, overrides: Sequence[str], version: str, secret: Secret) -> None:
         super().__init__(secret)
         self.names: dict[int, str] = {}  # until they have disconnected
+        self.reached_at: dict[int, str] = {}  # the address of this host to which each has connected
         self._recipe = recipe
         self._overrides = list(overrides)
         self._version = version
@@ -83,6 +84,7 @@ class HostServer(MessageServer):
             self.reply(peer, "end", code=2, text=refusal)
             return None
         self.names[arrival] = message["host"]
+        self.reached_at[arrival] = peer.connection.getsockname()[0].removeprefix("::ffff:")
         return arrival, {"kind": "join", "slots": message["slots"], "order": message["order"]}
 
     def on_message(self, number: int, message: dict[str, Any]) -> None:
@@ -208,7 +210,8 @@ class Leader:
             ranks = ", ".join(map(str, current.round.ranks_of(host)))
             current.lost.append(f"{ranks} on host {self._server.names[host]}, which was lost")
             current.note_loss()
-        self._server.names.pop(host, None)
+        for known in (self._server.names, self._server.reached_at):
+            known.pop(host, None)
 
     def _on_signal(self, _: int, number: int) -> None:
         if self._current and self._signal:
@@ -271,12 +274,14 @@ class Leader:
             self._report(f"now on {_ranks(new.world_size)}{waiting}{reasons}")
         self._changes.clear()
         self._short_since, self._short_reported = None, False
-        is_here = all(self._pool.hosts[host].order == 0 for host in new.shares)
-        store = hold_store(self._address or (LOOPBACK if is_here else ""))
+        others = [host for host in new.shares if self._pool.hosts[host].order > 0]
+        store = hold_store(self._address or ("" if others else LOOPBACK))
+        address = self._server.reached_at[others[0]] if others else ""
         self._current = _Current(new, store, Progress.now(self._folder), set(new.shares))
         for index, (host, ranks) in enumerate(new.shares.items()):
             first = new.ranks_of(host).start
-            share = RoundShare(new.number, first, ranks, new.world_size, index, len(new.shares), store.port)
+            own = "" if host in others else address
+            share = RoundShare(new.number, first, ranks, new.world_size, index, len(new.shares), store.port, own)
             self._server.send([host], "round", share=asdict(share))
 
     def _conclude(self, current: _Current, now: float) -> None:

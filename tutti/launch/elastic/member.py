@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,13 @@ class Member:
         in_hosts = 0 <= share.host < share.hosts and share.ranks <= self._slots
         if not (in_world and in_hosts and 0 < share.port < 1 << 16):
             raise ValueError(f"{share}, for a host of {self._slots} slots")
+        address = str(ip_address(share.address)) if share.address else self._address
 
         def report(ended: list[RankEnd]) -> None:
             self._connection.send("ended", round=share.round, ranks=[asdict(rank) for rank in ended])
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(share.ranks, self._environment, self._threads))
-        self._agent = Agent(share, self._address, arguments, report)
+        self._agent = Agent(share, address, arguments, report)
 
     def _end_ranks(self) -> None:
         """End the ranks of this host."""

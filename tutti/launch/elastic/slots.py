@@ -150,6 +150,7 @@ class RoundShare:
     host: int  # its index among the hosts of the round
     hosts: int
     port: int  # of the round's store in the first launcher
+    address: str = ""  # of the first launcher as other hosts of the round see it; "" where this host knows it
 
 
 @dataclass(frozen=True)
