@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import command
 from study_folders import Made, scale_study
 
 from tutti.cli.main import main
@@ -122,20 +123,55 @@ def test_a_forecast_is_kept_drawn_and_verified(call: Call, tmp_path: Path) -> No
     assert found["checked"][0]["measured"] == 2800
 
 
-def test_a_study_is_forecast_and_verified_in_its_folder(call: Call, tmp_path: Path) -> None:
-    def speeds(point) -> Made:
-        return Made(100.0 * point.ranks)
-
-    folder = scale_study(tmp_path / "study", speeds, ranks=(1, 2))
+def make_study(name: str, *ranks: int, batch: int = 32) -> str:
+    """A study with one rank on a node, as in runs/studies."""
+    folder = scale_study(
+        Path("runs", "studies", "digits", name),
+        lambda point: Made(100.0 * point.ranks, per_rank_batch=batch),
+        ranks=ranks,
+    )
     for record in folder.points.glob("*/record.json"):
         content = json.loads(record.read_text())
         content["segments"][0]["hosts"] = [f"n{rank}" for rank in range(content["ranks"])]
         record.write_text(json.dumps(content))
-    code, out, _ = call("study", "--ranks", "4", "--fabric", "hpc")
+    return str(folder.path)
+
+
+def test_a_study_is_forecast_and_checked_by_a_later_one(call: Call) -> None:
+    first = make_study("first", 1, 2)
+    code, out, _ = call(first, "--ranks", "4", "--fabric", "hpc")
     assert code == 0
     assert "from measurements on 1, 2 nodes" in out
-    assert (tmp_path / "study" / "forecasts").is_dir()
-    assert (tmp_path / "study" / "forecast.png").exists()
-    code, _, err = call("study", "--ranks", "4", "--mode", "weak")
+    assert (Path(first) / "forecasts").is_dir()
+    assert (Path(first) / "forecast.png").exists()
+    assert "No run was measured" in call("--verify")[1]
+    other = make_study("other", 4, batch=64)
+    assert "No run was measured" in call(other, "--verify")[1]
+    later = make_study("later", 4)
+    scale_study(Path("runs/studies/digits/waiting"), lambda point: None)
+    for words in (["--verify"], [later, "--verify"]):
+        assert "1 forecast checked" in call(*words)[1]
+
+
+def test_a_study_knows_its_mode(call: Call) -> None:
+    code, _, err = call(make_study("first", 1, 2), "--ranks", "4", "--mode", "weak")
     assert code == 2
     assert "a study knows its mode" in err
+
+
+def test_nothing_to_verify_is_an_error(call: Call) -> None:
+    Path("runs").mkdir()
+    code, _, err = call("--verify")
+    assert code == 2
+    assert "runs holds no forecast" in err
+
+
+@pytest.mark.system
+def test_a_forecast_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text(TABLE)
+    words = ("forecast", "--table", "points.csv", "--ranks", "4096", "--fabric", "hpc", "--json")
+    done = command(sys.executable, "-X", "importtime", "-m", "tutti", *words, cwd=tmp_path)
+    assert done.code == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
+    assert "tutti.forecast.posterior" in imported
+    assert not imported & {"torch", "tensorflow", "scipy", "matplotlib", "pandas"}

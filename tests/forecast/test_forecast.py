@@ -70,6 +70,26 @@ def test_intervals_are_nested_and_widen_with_the_distance(share: float, fabric: 
         assert list(ends) == sorted(ends)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=7),
+    nodes=st.lists(st.integers(1, 40), min_size=7, max_size=7, unique=True),
+    per_node=st.integers(1, 8),
+    mode=st.sampled_from(["weak", "strong"]),
+    fabric=st.sampled_from([*Fabric, None]),
+)
+def test_any_curve_has_finite_ordered_numbers(rates, nodes, per_node, mode, fabric) -> None:
+    sizes = sorted(nodes[: len(rates)])
+    curve = make_curve(
+        [MeasuredRun(k * per_node, k, k * per_node * r) for k, r in zip(sizes, rates, strict=True)], mode
+    )
+    for made in ask(curve, 1, 3, 17, 400, 4096, fabric=fabric):
+        ends = [made.interval90[0], made.interval68[0], made.samples_per_second, made.interval68[1], made.interval90[1]]
+        assert all(map(math.isfinite, ends))
+        assert ends[0] > 0
+        assert ends == sorted(ends)
+
+
 def test_more_measured_nodes_narrow_the_interval() -> None:
     wide, narrow = (ask(weak_curve(ring(0.3), nodes), 64)[0] for nodes in ((1, 2), (1, 2, 4, 8)))
     assert narrow.interval90[1] / narrow.interval90[0] < wide.interval90[1] / wide.interval90[0]

@@ -13,6 +13,7 @@ from tutti.errors import ConfigError
 if TYPE_CHECKING:
     from tutti.forecast.curve import ScalingCurve
     from tutti.forecast.forecast import Forecast
+    from tutti.forecast.kept import CheckedForecast
     from tutti.forecast.population import Fabric
 
 app = typer.Typer()
@@ -24,6 +25,7 @@ app = typer.Typer()
         "tutti forecast --table points.csv --ranks 16,64,256 --fabric hpc --efficiency 80%",
         "tutti forecast --table one_node.csv --ranks 16 --link 200Gbit,3us --gradients 97.5MiB",
         "tutti forecast --table points.csv --out proposal --verify",
+        "tutti forecast --verify",
     )
 )
 def forecast(
@@ -56,19 +58,21 @@ def forecast(
         Path | None, typer.Option(help="The folder for the picture and the kept forecast.", show_default="the study")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Set earlier forecasts beside what is measured now.")
+        bool,
+        typer.Option("--verify", help="Check earlier forecasts by the runs of a study, a table, or all studies."),
     ] = False,
 ) -> None:
     """Forecast throughput and efficiency on more ranks than were measured, with intervals."""
     from tutti.forecast.forecast import fit_curve
     from tutti.forecast.forecast import forecast as make_forecast
+    from tutti.forecast.kept import keep
     from tutti.forecast.link import link_level, parse_link, parse_size
 
     network = _fabric(fabric)
-    curve, size = _read(study, table, mode, ranks_per_node)
     if verify:
-        _verify(curve, out or study, as_json)
+        _print_checks(_checks(study, table, mode, out), as_json)
         return
+    curve, size, workload = _read(study, table, mode, ranks_per_node)
     asked = _asked(ranks, nodes, curve)
     threshold = _share(efficiency) if efficiency is not None else None
     size = parse_size(gradients) if gradients is not None else size
@@ -76,16 +80,18 @@ def forecast(
     is_band = band and curve.most_nodes == 1 and level is None
     made = make_forecast(fit_curve(curve, network, level, alone=band), asked, threshold)
     folder = out or study
-    written = _write(folder, curve, network, link, made, is_band) if folder else []
+    kept = [("kept:", keep(folder, curve, network, link, made, workload))] if folder and not is_band else []
+    drawn = [("picture:", _draw(folder, curve, made, is_band))] if folder else []
     if as_json:
         print(json.dumps([_plain(curve, each, is_band) for each in made], indent=1))
     else:
-        _show(curve, made, threshold, is_band, written)
+        _show(curve, made, threshold, is_band, kept + drawn)
 
 
 def _read(
     study: Path | None, table: Path | None, mode: str | None, ranks_per_node: int | None
-) -> "tuple[ScalingCurve, float | None]":
+) -> "tuple[ScalingCurve, float | None, str | None]":
+    """The curve, the bytes of gradients where they are known, and the workload of a study."""
     from tutti.forecast.studies import read_study
     from tutti.forecast.table import check_curve, read_table
     from tutti.study.scale import read_mode
@@ -100,9 +106,10 @@ def _read(
             raise ConfigError(
                 f"--mode {mode}: a study knows its mode: expected --mode with --table only. Leave it out."
             )
-        return read_study(study, ranks_per_node)
+        found = read_study(study)
+        return found.curve(ranks_per_node), found.gradient_bytes, found.workload
     assert table is not None
-    return check_curve(read_table(table), read_mode(mode or "weak"), ranks_per_node, f"--table {table}"), None
+    return check_curve(read_table(table), read_mode(mode or "weak"), ranks_per_node, f"--table {table}"), None, None
 
 
 def _fabric(text: str | None) -> "Fabric | None":
@@ -154,23 +161,13 @@ def _plain(curve: "ScalingCurve", each: "Forecast", is_band: bool) -> dict[str, 
     return values
 
 
-def _write(
-    folder: Path,
-    curve: "ScalingCurve",
-    network: "Fabric | None",
-    link: str | None,
-    made: "list[Forecast]",
-    is_band: bool,
-) -> list[tuple[str, Path]]:
-    """Keep the forecast and draw it; a band is drawn alone."""
-    from tutti.forecast.kept import keep
+def _draw(folder: Path, curve: "ScalingCurve", made: "list[Forecast]", is_band: bool) -> Path:
     from tutti.report.forecast import draw_forecast
     from tutti.runs.folder import check_writable
 
     check_writable(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    written = [] if is_band else [("kept:", keep(folder, curve, network, link, made))]
-    return [*written, ("picture:", draw_forecast(folder / "forecast.png", curve, made, is_band))]
+    return draw_forecast(folder / "forecast.png", curve, made, is_band)
 
 
 def _show(
@@ -192,14 +189,37 @@ def _show(
         print(f"{name:<11} {path}")
 
 
-def _verify(curve: "ScalingCurve", folder: Path | None, as_json: bool) -> None:
-    """Print earlier forecasts beside what is measured now, and the record over all of them."""
-    from tutti import units
-    from tutti.forecast.kept import check_forecasts, read_kept, summarise_checks
+def _checks(study: Path | None, table: Path | None, mode: str | None, out: Path | None) -> "list[CheckedForecast]":
+    """Earlier forecasts of the same workload beside the runs of a study, of a table, or of all studies in --out."""
+    from tutti.errors import FolderError
+    from tutti.forecast.kept import check_forecasts, read_kept
+    from tutti.forecast.studies import find_studies, read_finished, read_study
 
-    if folder is None:
-        raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
-    checked = check_forecasts(read_kept(folder), curve.measurements)
+    if table is not None:
+        if out is None:
+            raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
+        curve, *_ = _read(study, table, mode, None)
+        kept, measured = read_kept(out), [(None, curve.measurements)]
+    else:
+        root = out or (study.resolve().parent if study else Path("runs"))
+        places = find_studies(root)
+        kept = [each for place in places for each in read_kept(place)]
+        found = [read_study(study)] if study else read_finished(places) if kept else []
+        measured = [(each.workload, each.runs) for each in found]
+    if not kept:
+        raise FolderError(f"--verify: {out or study or root} holds no forecast: expected one that tutti forecast kept.")
+    return [
+        checked
+        for workload, runs in measured
+        for checked in check_forecasts([each for each in kept if each.workload == workload], runs)
+    ]
+
+
+def _print_checks(checked: "list[CheckedForecast]", as_json: bool) -> None:
+    """Print forecasts beside what was measured, and the record over all of them."""
+    from tutti import units
+    from tutti.forecast.kept import summarise_checks
+
     record = summarise_checks(checked)
     if as_json:
         found = [dataclasses.asdict(each) | {"error": each.error} for each in checked]

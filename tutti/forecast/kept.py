@@ -32,6 +32,7 @@ class KeptForecast:
     measured: tuple[MeasuredRun, ...]
     population: str  # digest of the population table
     forecasts: tuple[Forecast, ...]
+    workload: str | None = None  # of a study; a table is known by the folder of its forecasts
     format: int = 1
 
 
@@ -69,7 +70,12 @@ class CheckRecord:
 
 
 def keep(
-    folder: Path, curve: ScalingCurve, fabric: Fabric | None, link: str | None, forecasts: Sequence[Forecast]
+    folder: Path,
+    curve: ScalingCurve,
+    fabric: Fabric | None,
+    link: str | None,
+    forecasts: Sequence[Forecast],
+    workload: str | None = None,
 ) -> Path:
     """Write forecasts into a folder; the same forecast from the same inputs is kept once, with its first date."""
     inputs: dict[str, Any] = {
@@ -79,6 +85,7 @@ def keep(
         "link": link,
         "measured": curve.measurements,
         "population": _digest(TABLE.read_text()),
+        "workload": workload,
     }
     plain = inputs | {"measured": [asdict(each) for each in curve.measurements], "ranks": [f.ranks for f in forecasts]}
     digest = _digest(json.dumps(plain, sort_keys=True))
@@ -94,15 +101,13 @@ def keep(
 
 
 def read_kept(folder: Path) -> list[KeptForecast]:
-    """The forecasts of a folder, the oldest first."""
+    """The forecasts that a folder keeps, the oldest first."""
     found = []
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             found.append(read_dataclass(path, KeptForecast))
         except (OSError, ValueError) as error:
             raise FolderError(f"{path} is damaged ({error}). Remove it, and check the others again.") from error
-    if not found:
-        raise FolderError(f"{folder} holds no forecast: expected a folder where tutti forecast has kept one.")
     return sorted(found, key=lambda each: each.created)
 
 

@@ -1,6 +1,9 @@
 """The measurements of a finished study of ranks, as a forecast needs them."""
 
+import contextlib
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tutti import units
@@ -8,13 +11,28 @@ from tutti.errors import DataError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
 from tutti.forecast.table import check_curve
 from tutti.runs.step_parts import StepPart
-from tutti.study.definition import StudyFolder, read_definition
+from tutti.study.definition import Definition, Mode, StudyFolder, read_definition
 from tutti.study.efficiency import median_of_runs
 from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
 
 
-def read_study(path: Path, ranks_per_node: int | None) -> tuple[ScalingCurve, float | None]:
-    """The curve of a study, and the bytes of gradients of a step where its records hold them."""
+@dataclass(frozen=True)
+class MeasuredStudy:
+    """The finished runs of a study of ranks."""
+
+    path: Path
+    mode: Mode
+    runs: tuple[MeasuredRun, ...]
+    gradient_bytes: float | None  # of a step, where the records hold it
+    workload: str  # what the runs of two studies share if one can check the forecast of the other
+
+    def curve(self, ranks_per_node: int | None = None) -> ScalingCurve:
+        """The runs as a curve, refused where they contradict themselves."""
+        return check_curve(self.runs, self.mode, ranks_per_node, str(self.path))
+
+
+def read_study(path: Path) -> MeasuredStudy:
+    """The finished runs of the study in a folder."""
     folder = StudyFolder(path)
     definition = read_definition(folder)
     if definition.kind != "scale" or definition.mode is None:
@@ -22,7 +40,36 @@ def read_study(path: Path, ranks_per_node: int | None) -> tuple[ScalingCurve, fl
     outcomes = read_outcomes(folder, definition)
     runs = _measurements(outcomes, path)
     sizes = [each.plan["gradient_bytes"] for each in outcomes if each.plan.get("gradient_bytes")]
-    return check_curve(runs, definition.mode, ranks_per_node, str(path)), float(sizes[0]) if sizes else None
+    size = float(sizes[0]) if sizes else None
+    first = next(each for each in outcomes if each.is_finished and each.windows)
+    return MeasuredStudy(path, definition.mode, tuple(runs), size, _workload(definition, first))
+
+
+def find_studies(root: Path) -> list[Path]:
+    """The folders of all studies below a folder."""
+    found = []
+    for folder, names, files in os.walk(root):
+        if StudyFolder(Path(folder)).definition.name in files:
+            found.append(Path(folder))
+            names.clear()
+    return sorted(found)
+
+
+def read_finished(paths: Sequence[Path]) -> list[MeasuredStudy]:
+    """The studies of ranks among some that have a finished run."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(DataError):
+            found.append(read_study(path))
+    return found
+
+
+def _workload(definition: Definition, run: PointOutcome) -> str:
+    """Recipe, overrides, device and the batch that stays the same, as text; the batch is compared by its value."""
+    batch = "per_rank_batch" if definition.mode == "weak" else "global_batch"
+    overrides = sorted(each for each in definition.overrides if not each.startswith("batch."))
+    parts = (definition.recipe, *overrides, f"{batch}={run.plan.get(batch)}", run.conditions.get("device"))
+    return " ".join(map(str, parts))
 
 
 def _measurements(outcomes: Sequence[PointOutcome], path: Path) -> list[MeasuredRun]:
