@@ -12,6 +12,7 @@ from tutti.errors import DataError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
 from tutti.forecast.forecast import Forecast, fit_curve, forecast
 from tutti.forecast.population import Fabric, shipped
+from tutti.forecast.posterior import Level
 
 FEW = settings(max_examples=15, deadline=None)
 FABRICS = st.sampled_from(list(Fabric))
@@ -111,6 +112,14 @@ def test_one_node_shows_no_link() -> None:
     band = forecast(fit_curve(curve, Fabric.HPC, alone=True), [16])[0]
     known = ask(weak_curve(ring(0.05), (1, 2)), 16)[0]
     assert band.interval90[1] / band.interval90[0] > 1.2 * known.interval90[1] / known.interval90[0]
+
+
+def test_a_link_is_not_used_where_nodes_were_measured() -> None:
+    curve = weak_curve(ring(0.1), (1, 2))
+    link = Level(2, math.log(5 / 32))
+    plain, linked = (forecast(fit_curve(curve, Fabric.HPC, each), [32])[0] for each in (None, link))
+    assert linked.samples_per_second == plain.samples_per_second
+    assert any("link is not used" in warning for warning in linked.warnings)
 
 
 def test_nodes_that_are_not_full_count_only_where_no_full_one_was_measured() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tutti.bench.collectives.results import Measured, Results
 from tutti.errors import ConfigError, TuttiError
 from tutti.forecast.curve import ScalingCurve
-from tutti.forecast.link import link_level, parse_link, parse_size
+from tutti.forecast.link import collectives_level, link_level, parse_link, parse_size
 from tutti.forecast.table import check_curve, read_table
 from tutti.study.definition import Mode
 
@@ -116,3 +117,25 @@ def test_a_slow_link_makes_a_slow_step(tmp_path: Path) -> None:
     assert slow.nodes == 2
     with pytest.raises(ConfigError, match="--gradients BYTES"):
         link_level(curve, parse_link("1Gbit,50us"), None)
+
+
+def write_collectives(folder: Path, hosts: list[str], rate: float) -> Path:
+    points = [
+        Measured("all_reduce", n, len(set(hosts[:n])), size, 1, (2 * (n - 1) / n * size / rate,) * 3)
+        for n in range(2, len(hosts) + 1)
+        for size in (1 << 18, 1 << 20, 1 << 25)
+    ]
+    folder.mkdir()
+    Results({"hosts": hosts, "backend": "gloo", "device": "cpu"}, points, []).write(folder)
+    return folder
+
+
+def test_measured_collectives_say_what_a_given_link_does(tmp_path: Path) -> None:
+    curve = read(tmp_path, BATCHES + "1,1,100,10\n2,1,200,10\n")
+    across = write_collectives(tmp_path / "across", ["n1", "n1", "n2", "n2"], 1.25e8)
+    measured = collectives_level(curve, across, 1e8)
+    given = link_level(curve, parse_link("1Gbit,1us"), 1e8)
+    assert measured.log_time == pytest.approx(given.log_time, abs=0.02)
+    alone = write_collectives(tmp_path / "alone", ["n1", "n1"], 1.25e8)
+    with pytest.raises(ConfigError, match=r"all ranks were on one host.*on 2 nodes"):
+        collectives_level(curve, alone, 1e8)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tutti.forecast.forecast import Forecast
     from tutti.forecast.kept import CheckedForecast
     from tutti.forecast.population import Fabric
+    from tutti.forecast.posterior import Level
 
 app = typer.Typer()
 
@@ -49,7 +50,10 @@ def forecast(
     link: Annotated[
         str | None, typer.Option(help="The link between nodes, where one node was measured: 200Gbit,3us.")
     ] = None,
-    gradients: Annotated[str | None, typer.Option(help="Bytes of gradients of a step, with --link: 97.5MiB.")] = None,
+    collectives: Annotated[
+        Path | None, typer.Option(help="The same, measured: a run of tutti bench collectives.", metavar="RUN")
+    ] = None,
+    gradients: Annotated[str | None, typer.Option(help="Bytes of gradients of a step, with a link: 97.5MiB.")] = None,
     band: Annotated[
         bool, typer.Option("--band", help="From one node: the range of published curves, which is no forecast.")
     ] = False,
@@ -66,7 +70,6 @@ def forecast(
     from tutti.forecast.forecast import fit_curve
     from tutti.forecast.forecast import forecast as make_forecast
     from tutti.forecast.kept import keep
-    from tutti.forecast.link import link_level, parse_link, parse_size
 
     network = _fabric(fabric)
     if verify:
@@ -75,17 +78,33 @@ def forecast(
     curve, size, workload = _read(study, table, mode, ranks_per_node)
     asked = _asked(ranks, nodes, curve)
     threshold = _share(efficiency) if efficiency is not None else None
-    size = parse_size(gradients) if gradients is not None else size
-    level = link_level(curve, parse_link(link), size) if link is not None else None
+    level, source = _level(curve, link, collectives, gradients, size)
     is_band = band and curve.most_nodes == 1 and level is None
     made = make_forecast(fit_curve(curve, network, level, alone=band), asked, threshold)
-    folder = out or study
-    kept = [("kept:", keep(folder, curve, network, link, made, workload))] if folder and not is_band else []
-    drawn = [("picture:", _draw(folder, curve, made, is_band))] if folder else []
+    written: list[tuple[str, Path]] = []
+    if folder := out or study:
+        written += [] if is_band else [("kept:", keep(folder, curve, network, source, made, workload))]
+        written += [("picture:", _draw(folder, curve, made, is_band))]
     if as_json:
         print(json.dumps([_plain(curve, each, is_band) for each in made], indent=1))
     else:
-        _show(curve, made, threshold, is_band, kept + drawn)
+        _show(curve, made, threshold, is_band, written)
+
+
+def _level(
+    curve: "ScalingCurve", link: str | None, collectives: Path | None, gradients: str | None, size: float | None
+) -> "tuple[Level | None, str | None]":
+    """What a link that is given or measured apart says of two nodes, and where it is from."""
+    from tutti.forecast.link import collectives_level, link_level, parse_link, parse_size
+
+    size = parse_size(gradients) if gradients is not None else size
+    if link is not None and collectives is not None:
+        raise ConfigError("--link and --collectives are given: expected one of them. Leave out --link.")
+    if link is not None:
+        return link_level(curve, parse_link(link), size), link
+    if collectives is not None:
+        return collectives_level(curve, collectives, size), str(collectives)
+    return None, None
 
 
 def _read(
@@ -195,19 +214,19 @@ def _checks(study: Path | None, table: Path | None, mode: str | None, out: Path 
     from tutti.forecast.kept import check_forecasts, read_kept
     from tutti.forecast.studies import find_studies, read_finished, read_study
 
+    root = out or (study.resolve().parent if study else Path("runs"))
     if table is not None:
         if out is None:
             raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
         curve, *_ = _read(study, table, mode, None)
         kept, measured = read_kept(out), [(None, curve.measurements)]
     else:
-        root = out or (study.resolve().parent if study else Path("runs"))
         places = find_studies(root)
         kept = [each for place in places for each in read_kept(place)]
         found = [read_study(study)] if study else read_finished(places) if kept else []
         measured = [(each.workload, each.runs) for each in found]
     if not kept:
-        raise FolderError(f"--verify: {out or study or root} holds no forecast: expected one that tutti forecast kept.")
+        raise FolderError(f"--verify: {root} holds no forecast: expected one that tutti forecast kept.")
     return [
         checked
         for workload, runs in measured

@@ -89,6 +89,7 @@ def fit_curve(
     """Fit a curve. One that was measured on one node needs a link, or `alone` for a band that is no forecast."""
     populations = populations or shipped()
     fabrics = [fabric] if fabric else list(Fabric)
+    unused = ("the link is not used: several nodes were measured",) if link and curve.most_nodes > 1 else ()
     link = link if curve.most_nodes == 1 else None
     if curve.most_nodes == 1 and link is None and not alone:
         raise DataError(
@@ -102,7 +103,7 @@ def fit_curve(
     shares = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
     parts = tuple((float(share), *fit[:3]) for share, fit in zip(shares, fits, strict=True))
     levels = tuple(levels_of(curve, populations[fabrics[0]].within_node))
-    warnings = _curve_warnings(curve, fabric, levels, parts)
+    warnings = unused + _curve_warnings(curve, fabric, levels, parts)
     return FittedCurve(curve, levels, parts, _source(curve, fabric, link), warnings)
 
 

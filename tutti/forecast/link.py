@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tutti.errors import ConfigError
 from tutti.forecast.curve import ScalingCurve
 from tutti.forecast.posterior import Level
+from tutti.study.links import read_all_reduce
 
 DEVIATION = 0.1  # of the log step time that a given link implies
 BACKWARD = 2 / 3  # of compute, which the exchange may overlap
@@ -40,17 +43,37 @@ def parse_size(text: str) -> float:
 
 def link_level(curve: ScalingCurve, link: GivenLink, gradient_bytes: float | None) -> Level:
     """The step on two full nodes that a ring over the given link implies."""
+
+    def ring_seconds(ranks: int, size: float) -> float:
+        buckets = math.ceil(size / BUCKET_BYTES)
+        return 2 * (ranks - 1) / ranks * size / link.bytes_per_second + 2 * buckets * link.latency_seconds
+
+    return _level(curve, "--link", ring_seconds, gradient_bytes)
+
+
+def collectives_level(curve: ScalingCurve, given: Path, gradient_bytes: float | None) -> Level:
+    """The step on two full nodes that a measurement of collectives on several hosts implies."""
+    model, _ = read_all_reduce(given)
+    if not any(each.across_hosts for each in model.regimes):
+        raise ConfigError(
+            f"--collectives {given}: all ranks were on one host: expected a measurement on 2 nodes or more. "
+            "Run `tutti bench collectives --operations all_reduce` on 2 nodes."
+        )
+    return _level(curve, "--collectives", lambda ranks, size: model.seconds(ranks, size, True), gradient_bytes)
+
+
+def _level(
+    curve: ScalingCurve, option: str, exchange_seconds: Callable[[int, float], float], gradient_bytes: float | None
+) -> Level:
     full = max(curve.measurements, key=lambda each: (each.nodes == 1, each.ranks))
     if gradient_bytes is None or full.per_rank_batch is None:
         lacking = "--gradients BYTES" if gradient_bytes is None else "the column per_rank_batch"
         raise ConfigError(
-            f"--link says how fast bytes travel: expected {lacking} as well, since the exchange of a step is compared "
-            "with the seconds of its compute."
+            f"{option} says how fast bytes travel: expected {lacking} as well, since the exchange of a step is "
+            "compared with the seconds of its compute."
         )
     seconds = full.per_rank_batch * full.ranks / full.samples_per_second
-    ranks = 2 * curve.ranks_per_node
-    buckets = math.ceil(gradient_bytes / BUCKET_BYTES)
-    exchange = 2 * (ranks - 1) / ranks * gradient_bytes / link.bytes_per_second + 2 * buckets * link.latency_seconds
+    exchange = exchange_seconds(2 * curve.ranks_per_node, gradient_bytes)
     backward = BACKWARD * seconds
     step = seconds - backward + (backward**OVERLAP + exchange**OVERLAP) ** (1 / OVERLAP)
     log_time = math.log(curve.time_of(full.ranks, full.samples_per_second) * step / seconds)

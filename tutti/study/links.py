@@ -54,7 +54,7 @@ class Links:
 
 def match_links(given: Path, scaling: Scaling, outcomes: Sequence[PointOutcome]) -> Links:
     """Compares a measurement of collectives with a study; raises ConfigError if it applies to none of its points."""
-    model, conditions = _read(given)
+    model, conditions = read_all_reduce(given)
     comparisons, reasons = [], []
     for point in scaling.points:
         if point.ranks == 1:
@@ -89,7 +89,7 @@ def conclude_links(links: Links) -> list[str]:
     return [f"{whole}; {ends} per step are exposed: the interval is too wide to tell how much is hidden."]
 
 
-def _read(given: Path) -> tuple[Model, Mapping[str, Any]]:
+def read_all_reduce(given: Path) -> tuple[Model, Mapping[str, Any]]:
     """Reads the model of all-reduce and the conditions of its measurement."""
     path = given / FILE if given.is_dir() else given
     try:
