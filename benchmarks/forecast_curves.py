@@ -1,8 +1,8 @@
 """How well `tutti forecast` predicts published scaling curves, beside four other models.
 
-Claim: on HPC fabrics the throughput beyond 2 measured nodes is predicted within 3 % in the median and 10 % at the 90th
+Goals: on HPC fabrics the throughput beyond 2 measured nodes is predicted within 3 % in the median and 10 % at the 90th
 percentile of curves, beyond 4 nodes within 2.5 % and 8 %; on TCP beyond 4 nodes within 8 % and 18 %; intervals of 90 %
-hold 85 to 95 % of the points of every family.
+hold 85 to 95 % of the points of every family. docs/forecast.md says which are reached.
 
 - Every curve is fitted on at most 2 nodes, and on at most 4; the rest of it is predicted. Curves without a rest, or
   without a second node in what is fitted, are left out.

@@ -22,6 +22,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     Path("points.csv").write_text(TABLE)
     Path("one.csv").write_text(ONE_NODE)
+    Path("from_four.csv").write_text(TABLE.replace("1,1,100\n", ""))
 
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["tutti", "forecast", *words])
@@ -41,7 +42,7 @@ def test_a_table_is_forecast_on_the_screen(call: Call, tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[1:3]] == ["32", "256"]
     assert "from measurements on 1, 2, 4 nodes, HPC fabric" in out
     assert "An efficiency of 80% is reached on 32 ranks" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.csv", "points.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["from_four.csv", "one.csv", "points.csv"]
 
 
 def test_json_holds_what_a_script_needs(call: Call) -> None:
@@ -96,6 +97,7 @@ def test_full_nodes_can_be_asked_for(call: Call) -> None:
         (["--table", "points.csv", "--verify"], ["--out FOLDER"]),
         (["--table", "nowhere.csv", "--ranks", "8"], ["nowhere.csv", "cannot be read"]),
         (["nowhere", "--ranks", "8"], ["nowhere holds no study"]),
+        (["--table", "from_four.csv", "--ranks", "2"], ["2 ranks: fewer than any measured", "expected 4 or more"]),
     ],
 )
 def test_bad_input_is_named_with_its_fix(call: Call, words: list[str], message: list[str]) -> None:

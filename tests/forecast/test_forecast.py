@@ -84,7 +84,8 @@ def test_any_curve_has_finite_ordered_numbers(rates, nodes, per_node, mode, fabr
     curve = make_curve(
         [MeasuredRun(k * per_node, k, k * per_node * r) for k, r in zip(sizes, rates, strict=True)], mode
     )
-    for made in ask(curve, 1, 3, 17, 400, 4096, fabric=fabric):
+    asked = [ranks for ranks in (1, 3, 17, 400, 4096) if ranks >= curve.first.ranks]
+    for made in ask(curve, *asked, fabric=fabric):
         ends = [made.interval90[0], made.interval68[0], made.samples_per_second, made.interval68[1], made.interval90[1]]
         assert all(map(math.isfinite, ends))
         assert ends[0] > 0
@@ -147,6 +148,11 @@ def test_measured_numbers_of_ranks_are_given_back_and_others_interpolated() -> N
     made = ask(make_curve(runs, "weak"), 1, 2, 4, 8)
     assert [each.samples_per_second for each in made] == pytest.approx([100, 195, 380, 740], rel=0.02)
     assert all(each.basis.startswith("interpolated between") for each in made)
+
+
+def test_fewer_ranks_than_any_measured_are_refused() -> None:
+    with pytest.raises(DataError, match=r"2 ranks: fewer than any measured.*expected 4 or more.*Measure 2"):
+        ask(weak_curve(ring(0.1)), 16, 2)
 
 
 def test_strong_scaling_separates_the_fixed_part_of_compute() -> None:

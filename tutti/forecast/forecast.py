@@ -109,6 +109,12 @@ def fit_curve(
 
 def forecast(fitted: FittedCurve, ranks: Sequence[int], threshold: float | None = None) -> list[Forecast]:
     """The forecast on each number of ranks; `threshold` is an efficiency to compare with."""
+    fewest = fitted.curve.first.ranks
+    if below := [each for each in ranks if each < fewest]:
+        raise DataError(
+            f"{units.count(below[0], 'rank')}: fewer than any measured number of ranks: expected {fewest} or more, "
+            f"since efficiency refers to {units.count(fewest, 'rank')}. Measure {below[0]}, or leave it out."
+        )
     return [_forecast(fitted, each, threshold) for each in ranks]
 
 
