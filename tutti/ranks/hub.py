@@ -195,7 +195,8 @@ class Hub:
     def _on_failed(self, rank: int, message: dict[str, Any]) -> None:
         if not self._has_failure:
             self._has_failure = True
-            self.send(None, "failed", {"rank": rank, "host": self.hosts[rank]} | message)
+            told = {name: message[name] for name in ("text", "exit_code", "cause")}
+            self.send(None, "failed", {"rank": rank, "host": self.hosts[rank]} | told)
 
     def _on_search(self, rank: int, message: dict[str, Any]) -> None:
         if self._search is None:
