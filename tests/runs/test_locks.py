@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import FolderError
-from tutti.runs import locks
-from tutti.runs.folder import RunFolder
+from tutti.runs import folder as locks
+from tutti.runs.folder import RunFolder, owned
 from tutti.runs.jobs import JobRecord, changed_job, read_job
-from tutti.runs.locks import owned
 
 HOLDER = """
 import sys
 from pathlib import Path
 from tutti.runs.folder import RunFolder
-from tutti.runs.locks import owned
+from tutti.runs.folder import owned
 with owned(RunFolder(Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()

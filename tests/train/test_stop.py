@@ -13,8 +13,7 @@ from rank_jobs import read_ledger, read_losses, run_ranks, train
 
 from tutti.config.load import resolve
 from tutti.errors import Interrupted, RankLost, TuttiError
-from tutti.runs.folder import create_folder, write_config
-from tutti.runs.locks import owned
+from tutti.runs.folder import create_folder, owned, write_config
 from tutti.train import job
 
 VALUES: dict[str, Any] = {

@@ -22,8 +22,7 @@ from tutti.ranks.environments import discover
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, quote
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
-from tutti.runs.folder import RunFolder, check_writable, create_folder
-from tutti.runs.locks import owned
+from tutti.runs.folder import RunFolder, check_writable, create_folder, owned
 from tutti.runs.record import Record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # tutti reports missing ranks itself

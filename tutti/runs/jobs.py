@@ -8,8 +8,7 @@ from typing import Any
 
 from tutti.errors import FolderError
 from tutti.runs.files import read_dataclass, write_dataclass
-from tutti.runs.folder import RunFolder
-from tutti.runs.locks import locked
+from tutti.runs.folder import RunFolder, locked
 from tutti.runs.record import now
 
 FORMAT = 1

@@ -19,8 +19,7 @@ from tutti.ranks.group import Group, Joined, Machine, PreflightCheck
 from tutti.ranks.hang_detection import Watch
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
-from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
-from tutti.runs.locks import owned
+from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback
 from tutti.runs.record import Record, summarise_epochs
 from tutti.train.build import Framework, agreed, build_job
