@@ -23,6 +23,7 @@ from fault_campaign.places import RECIPE, Local, Place, Start, opened, wait_for
 EPOCHS = 4
 LEFT_SECONDS = 30.0  # within which the processes of a run that has ended are gone, however busy the machine is
 _LOOK_SECONDS = 0.01
+_KEPT = (".metadata", ".lock")  # of checkpoints and of locks, which stay in a run folder
 _STACKS_SECONDS = 1.0
 _QUICK = 0.15  # of the time to the first step, if nothing has to be imported
 # Lines of metrics.jsonl may be lost with these, and are not written again.
@@ -243,7 +244,7 @@ def _files_left(fault: Fault, place: Place) -> list[str]:
     if fault.kind not in _OWNER_KILLED:
         found += [f"TMPDIR/{path.name}" for path in (place.folder / "tmp").iterdir() if _is_left(path)]
     if run := place.run_folder():
-        found += [str(path.relative_to(run)) for path in run.rglob(".*") if path.name != ".metadata"]
+        found += [str(path.relative_to(run)) for path in run.rglob(".*") if not path.name.endswith(_KEPT)]
     return found
 
 

@@ -184,7 +184,7 @@ def expected_words(fault: Fault, found: Found) -> list[str]:
         "out of memory": [rank, r"memory"],
         "NaN loss": [rank, rf"loss is nan at step {found.fault_step}\b"],
         "code skew": [r"do not have the same code", rank],
-        "SIGINT twice": [r"stopped|interrupted|nothing was saved|Ctrl-C"],
+        "SIGINT twice": [r"stopped|interrupted|nothing was saved|Ctrl-C|SIGINT"],
     }
     if fault.kind in ("full disk", "read-only folder") and found.latest != STEPS:
         return [_DISK]
