@@ -13,7 +13,7 @@ from torch import nn
 
 from tutti.checkpoint.manifest import NAME, Manifest, find_latest, saved, verify
 from tutti.checkpoint.store import check_optimizer, complete, model_shape, resume_from, save, write_state
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, FolderError
 from tutti.ranks.group import Group
 from tutti.runs.files import write_durably
 
@@ -184,3 +184,20 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         "nothing, and the optimizer of this run needs exp_avg, exp_avg_sq, step. "
         "Resume without overrides of optim.*, or start a new run."
     )
+
+
+def test_a_deleted_run_folder_is_not_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(FolderError, match=f"the run folder {run} was deleted: checkpoint step-000003 was not saved"):
+        save_step(run / "checkpoints", 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_removes_what_a_killed_process_has_left(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    save_step(checkpoints, 3)
+    for left in (checkpoints / ".latest.15", tmp_path / ".record.json.15"):
+        left.write_text("")
+    resume_from(checkpoints / "step-000003")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000003"]
+    assert list(tmp_path.iterdir()) == [checkpoints]

@@ -221,6 +221,14 @@ def test_an_error_inside_a_part_is_shown_with_its_place(module: Module, tmp_path
     assert message == f"model: Net failed with RuntimeError: bad width 3 ({tmp_path / name}.py, line 3)."
 
 
+def test_too_little_memory_for_a_part_is_no_fault_of_the_recipe() -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        parts.call(fails, "data", {})
+
+
 def test_an_error_with_a_message_of_its_own_passes_unchanged() -> None:
     def fails() -> None:
         raise DataError("the file is gone")

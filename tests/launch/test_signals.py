@@ -13,7 +13,7 @@ import pytest
 from conftest import environment
 from waiting import wait_for_end, wait_until
 
-from tutti.errors import Cause, Interrupted
+from tutti.errors import Cause, Interrupted, RankLost
 from tutti.launch import local
 from tutti.launch.local import StopSignals
 from tutti.ranks.failures import Failure
@@ -203,3 +203,15 @@ class Slow:
             time.sleep(3600)
         return self.data.batch(ids, draws)
 """
+
+
+@pytest.mark.system
+def test_the_loss_of_the_fork_server_is_named(launch: Callable[..., Launched]) -> None:
+    run = launch()
+    run.wait(has_trained)
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    lines = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+    os.kill(next(child for child, line in lines.items() if "forkserver" in line), signal.SIGKILL)
+    assert run.end() == RankLost.exit_code
+    assert "error: the fork server of the ranks on host " in run.said()
+    assert (run.record()["state"], run.record()["cause"]) == ("failed", Cause.RANK_LOST)

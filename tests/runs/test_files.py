@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tutti.runs.files import sync_path, write_durably
+from tutti.runs.files import remove_unfinished, sync_path, write_durably
 
 
 def test_a_file_is_written_and_replaced_without_a_trace(tmp_path: Path) -> None:
@@ -15,6 +15,15 @@ def test_a_file_is_written_and_replaced_without_a_trace(tmp_path: Path) -> None:
         write_durably(path, text)
         assert path.read_text() == text
         assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    kept = {"record.json", ".hidden", "step-000010", ".job.lock", "run.15"}
+    for name in (*kept, ".record.json.15", ".latest.4711"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".folder.15").mkdir()
+    remove_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept | {".folder.15"}
 
 
 def test_the_new_content_is_on_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, replaced_name, saved, step_of
-from tutti.errors import CheckpointError, ConfigError
+from tutti.errors import CheckpointError, ConfigError, FolderError
 from tutti.ranks.group import Group
-from tutti.runs.files import sync_path, write_durably
+from tutti.runs.files import remove_unfinished, sync_path, write_durably
 
 _ALMOST_NOTHING = 1 << 16  # bytes
 
@@ -40,6 +40,10 @@ def save(
     partial = checkpoints / f".{final.name}.partial"
     if group.is_first:
         shutil.rmtree(partial, ignore_errors=True)
+    if not group.from_first(checkpoints.parent.is_dir()):  # and no rank writes before the remains are removed
+        error = FolderError(f"the run folder {checkpoints.parent} was deleted: checkpoint {final.name} was not saved.")
+        error.agreed = True
+        raise error
     problem, sealed = _seal(partial, final, manifest, write, group)
     if problem is None:
         problem = group.from_first(_publish(checkpoints, final, keep, is_best) if group.is_first else None)
@@ -69,6 +73,8 @@ def resume_from(folder: Path) -> list[int]:
     checkpoints = folder.parent
     for unfinished in checkpoints.glob(".step-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
+    for written_to in (checkpoints, checkpoints.parent):
+        remove_unfinished(written_to)
     try:
         if _pointed_to(checkpoints / "latest") != folder.name:
             write_durably(checkpoints / "latest", folder.name + "\n")

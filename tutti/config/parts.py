@@ -42,7 +42,7 @@ from tutti.config.options import (
     UserOptimizerOptions,
     UserPartOptions,
 )
-from tutti.errors import ConfigError, TuttiError, nearest
+from tutti.errors import Cause, ConfigError, TuttiError, cause_of, nearest
 
 
 class OneOf:
@@ -146,6 +146,8 @@ def _called(target: Callable[..., Any], where: str, given: dict[str, Any]) -> An
     except TuttiError:
         raise
     except Exception as error:
+        if cause_of(error) is Cause.OUT_OF_MEMORY:
+            raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{where}: {_name_of(target)} failed with {type(error).__name__}: {error} "

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tutti.errors import Cause, Interrupted, LaunchError
+from tutti.errors import Cause, Interrupted, LaunchError, RankLost
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, end_with_parent, launch_line, name_process, send_signal
@@ -149,6 +149,10 @@ def _run_agent(
             elastic_launch(config, sys.executable)("-u", *arguments)
     except ChildFailedError as error:
         noted = read_notes(agent_folder)
+        if forked and not noted and _fork_server_is_lost():
+            text = f"the fork server of the ranks on host {platform.node()} was killed, and the ranks ended with it"
+            lost = Failure(0, platform.node(), time.time(), RankLost.exit_code, text, True, False, Cause.RANK_LOST)
+            return [(lost, True)]
         ranks = {failure.rank for failure in noted}
         unnoted = [from_exit_code(r, f.exitcode) for r, f in error.failures.items() if r not in ranks]
         return [(failure, True) for failure in noted] + [(failure, False) for failure in unnoted]
@@ -158,6 +162,15 @@ def _run_agent(
             raise SystemExit(128 + error.sigval) from None
         return [(saved[0], True)]
     return None
+
+
+def _fork_server_is_lost() -> bool:
+    """Return whether the fork server has ended before this process."""
+    server: int | None = forkserver._forkserver._forkserver_pid  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return server is not None and Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 class StopSignals:

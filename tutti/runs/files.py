@@ -1,11 +1,15 @@
 """Files that are complete or absent, and JSON files read with validation."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+_ASIDE = re.compile(r"\..+\.\d+")  # a file that is not complete yet, with the number of the process that writes it
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -21,6 +25,14 @@ def write_durably(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `write_durably` has left in a folder where its process was killed; no process may write there."""
+    for path in folder.glob(".*.*"):
+        if _ASIDE.fullmatch(path.name) and path.is_file():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def sync_path(path: Path) -> None:
