@@ -84,7 +84,8 @@ def forecast(
     written: list[tuple[str, Path]] = []
     if folder := out or study:
         written += [] if is_band else [("kept:", keep(folder, curve, network, source, made, workload))]
-        written += [("picture:", _draw(folder, curve, made, is_band))]
+        if out or not as_json:
+            written += [("picture:", _draw(folder, curve, made, is_band))]
     if as_json:
         print(json.dumps([_plain(curve, each, is_band) for each in made], indent=1))
     else:
@@ -197,9 +198,9 @@ def _show(
     written: list[tuple[str, Path]],
 ) -> None:
     from tutti import units
-    from tutti.forecast.summary import TITLES, rows, sentences
+    from tutti.forecast.forecast import TITLES, sentences, table_rows
 
-    units.print_table(TITLES, rows(curve, made, not is_band), left=())
+    units.print_table(TITLES, table_rows(curve, made, not is_band), left=())
     if is_band:
         print("This is not a forecast: one node does not show the link. The band is where published curves lie.")
     else:

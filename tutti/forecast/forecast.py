@@ -1,4 +1,4 @@
-"""The forecast of a curve: throughput, efficiency and intervals on the numbers of ranks that were asked for."""
+"""The forecast of a curve on the numbers of ranks that were asked for, and what it says in words."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,9 @@ from tutti.forecast.posterior import TRUST, Level, Likelihood, Predictive, aroun
 FAR = 4  # times the measured nodes from which a forecast is called far
 SMALL_BATCH_SPREAD = 0.05  # for each halving of the per-rank batch below the smallest measured one
 OUTLIER = 4.0  # deviations from which a measurement is named
+
+SURE = 0.84  # from this probability on, efficiency is said to reach a threshold: the 68 % interval excludes it
+TITLES = ("ranks", "nodes", "samples/s", "68% interval", "90% interval", "efficiency", "90% interval ", "extrapolation")
 
 Interval = tuple[float, float]
 Part = tuple[float, Likelihood, Array, Population]  # of one fabric, with its share
@@ -213,3 +216,52 @@ def _small_batch(curve: ScalingCurve, ranks: int) -> float:
         return 0.0
     most = max(each.ranks for each in curve.measurements)
     return SMALL_BATCH_SPREAD * max(math.log2(ranks / most), 0.0)
+
+
+def table_rows(curve: ScalingCurve, made: Sequence[Forecast], with_middle: bool = True) -> list[list[str]]:
+    """A line for each number of ranks; a band has no middle."""
+    return [
+        [
+            units.count(each.ranks),
+            units.count(each.nodes),
+            units.number(each.samples_per_second) if with_middle else "-",
+            _range(each.interval68),
+            _range(each.interval90),
+            units.percent(each.efficiency) if with_middle else "-",
+            " to ".join(units.percent(curve.efficiency(each.ranks, end)) for end in each.interval90),
+            f"x{each.extrapolation:.3g}",
+        ]
+        for each in made
+    ]
+
+
+def sentences(curve: ScalingCurve, made: Sequence[Forecast], threshold: float | None) -> list[str]:
+    """What the forecast says, what it rests on, and what to know about it."""
+    last = made[-1]
+    low, high = (curve.efficiency(last.ranks, end) for end in last.interval90)
+    said = [
+        f"{units.count(last.ranks, 'rank')} on {units.count(last.nodes, 'node')}: "
+        f"{units.interval(units.number, last.samples_per_second, *last.interval90)} samples/s, an efficiency of "
+        f"{units.interval(units.percent, last.efficiency, low, high)} at 90 %, {last.basis}."
+    ]
+    if threshold is not None:
+        said.append(_judge(made, threshold))
+    warnings = dict.fromkeys(warning for each in made for warning in each.warnings)
+    return said + [f"Note: {warning}." for warning in warnings]
+
+
+def _judge(made: Sequence[Forecast], threshold: float) -> str:
+    """On which numbers of ranks efficiency reaches the threshold, does not, and where that cannot be told."""
+    reach = [each.ranks for each in made if (each.above or 0.0) >= SURE]
+    fail = [each.ranks for each in made if (each.above or 0.0) <= 1 - SURE]
+    open_ = [each.ranks for each in made if 1 - SURE < (each.above or 0.0) < SURE]
+    parts = [
+        f"{verdict} on {', '.join(units.count(each) for each in found)} ranks"
+        for verdict, found in (("reached", reach), ("too close to tell", open_), ("not reached", fail))
+        if found
+    ]
+    return f"An efficiency of {units.percent(threshold)} is {', '.join(parts)}."
+
+
+def _range(interval: Interval) -> str:
+    return f"{units.number(interval[0])} to {units.number(interval[1])}"
