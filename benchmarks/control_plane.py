@@ -34,12 +34,12 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks DNS f
 
 import torch.distributed as dist
 
-from tutti.ranks import hang_detection, messages, wire
+from tutti.ranks import hang_detection, messages, secret
+from tutti.ranks.hub import Position
+from tutti.ranks.hub_client import StopAgreement
 from tutti.ranks.placement import Placement
-from tutti.ranks.positions import Position
 from tutti.ranks.process import end_with_parent
 from tutti.ranks.secret import SECRET_VARIABLE, make_secret
-from tutti.ranks.stop_agreement import StopAgreement
 from tutti.ranks.store import meet
 from tutti.runs.step_parts import StepPart
 
@@ -48,8 +48,8 @@ BARS = {"rendezvous": 30.0, "stop": 5.0, "hang": 10.0, "silent": 10.0}  # second
 RANKS_PER_PROCESS = 512
 PATIENT_SECONDS = 600.0
 STEP = 41
-HEADER_BYTES = wire.LENGTH.size + wire.TAG_BYTES
-HANDSHAKE_BYTES = 8 + 2 * wire.NONCE_BYTES + 2 * wire.PROOF_BYTES
+HEADER_BYTES = secret.LENGTH.size + secret.TAG_BYTES
+HANDSHAKE_BYTES = 8 + 2 * secret.NONCE_BYTES + 2 * secret.PROOF_BYTES
 
 counts = {"messages": 0, "bytes": 0}
 counting = threading.Lock()
@@ -57,17 +57,17 @@ counting = threading.Lock()
 
 def count_messages() -> None:
     """Count what the clients of this process send and receive."""
-    send, unpack = messages.Connection.send, wire.Seal.unpack
+    send, unpack = messages.Connection.send, secret.Seal.unpack
 
     def counted_send(self: messages.Connection, kind: str, **content: Any) -> None:
-        _count(len(wire.encode(kind, content)))
+        _count(len(secret.encode(kind, content)))
         send(self, kind, **content)
 
-    def counted_unpack(self: wire.Seal, tag: bytes, content: bytes) -> dict[str, Any]:
+    def counted_unpack(self: secret.Seal, tag: bytes, content: bytes) -> dict[str, Any]:
         _count(len(content))
         return unpack(self, tag, content)
 
-    messages.Connection.send, wire.Seal.unpack = counted_send, counted_unpack
+    messages.Connection.send, secret.Seal.unpack = counted_send, counted_unpack
 
 
 def _count(size: int) -> None:
@@ -92,14 +92,14 @@ class LightRank:
         self.stopping = StopAgreement(self.hub)
         self.hub.on("stop", self.stopping.on_stop)
         self.hub.on("last", self.stopping.on_last)
-        assert self.stopping.goes_on(STEP + self.rank % 2 - 1)
+        assert self.stopping.continues_after(STEP + self.rank % 2 - 1)
 
     def stop(self) -> None:
         """Be signalled, and agree with all ranks on the last step."""
         begun = STEP + self.rank % 2
         self.stopping.ask("on SIGTERM")
         assert self.stopping._decided.wait(PATIENT_SECONDS)
-        assert self.stopping.goes_on(begun) is (begun <= STEP), "the ranks do not agree"
+        assert self.stopping.continues_after(begun) is (begun <= STEP), "the ranks do not agree"
 
     def hang(self) -> None:
         """Let a deadline expire while one rank is behind, and get the report."""
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="64,512,4096", help="numbers of ranks, separated by commas")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     asked = parser.parse_args()
-    wire.allow_many_files()
+    secret.allow_many_files()
     load = os.getloadavg()[0]
     print(f"{platform.node()}, {os.cpu_count()} cores, load {load:.1f}; all numbers of messages and bytes are per rank")
     found: dict[int, dict[str, dict[str, float]]] = {}

@@ -90,7 +90,7 @@ class Monitoring:
         self.seconds = 0.0
         self._threads: list[int] = []
         looked_at = {
-            hang_detection.Watch: ("at", "goes_on"),
+            hang_detection.Monitor: ("enter", "continues_after"),
             HostTimer: ("begin", "ended", "lap"),
             Stragglers: ("compare",),
             Journal: ("write", "say"),
@@ -99,13 +99,13 @@ class Monitoring:
         for owner, names in looked_at.items():
             for name in names:
                 setattr(owner, name, self._clocked(getattr(owner, name)))
-        begin = hang_detection.Watch.__init__
+        begin = hang_detection.Monitor.__init__
 
         def begin_and_tell(looked: Any, *given: Any) -> None:
             begin(looked, *given)
             self._threads = [time.pthread_getcpuclockid(thread.ident) for thread in looked._threads]
 
-        hang_detection.Watch.__init__ = begin_and_tell
+        hang_detection.Monitor.__init__ = begin_and_tell
 
     def read(self) -> float:
         """Seconds so far, of calls and of threads."""

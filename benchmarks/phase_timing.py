@@ -48,7 +48,7 @@ def be_rank(args: argparse.Namespace) -> None:
     from tutti.ranks.device import choose_device, set_threads
     from tutti.ranks.environments import discover
     from tutti.ranks.group import join
-    from tutti.ranks.hang_detection import Watch
+    from tutti.ranks.hang_detection import Monitor
     from tutti.runs.folder import RunFolder
     from tutti.train.build import build_job
     from tutti.train.torch import TorchFramework
@@ -58,7 +58,7 @@ def be_rank(args: argparse.Namespace) -> None:
     set_threads(config.runtime, placement)
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
-    watch = Watch(placement, group.hub, group.hosts, config.runtime)
+    watch = Monitor(placement, group.hub, group.hosts, config.runtime)
     runs = {}
     for phases in ("on", "off"):
         folder = RunFolder(args.result.parent / phases)

@@ -10,7 +10,7 @@ from tutti.doctor.exchange import decode
 from tutti.doctor.facts import Facts
 from tutti.doctor.findings import compare, compare_clocks
 from tutti.errors import LaunchError
-from tutti.ranks.fingerprint import disagreements
+from tutti.ranks.group import disagreements
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "tutti": "0.5.0", "code": "aaaa"}
 GIB = 2**30

@@ -10,7 +10,7 @@ import tutti
 from tutti.config.load import resolve, resolve_values
 from tutti.doctor.facts import data_paths, digest_of_module, read_limits, state_of, user_code
 from tutti.ranks.cores import read_memory
-from tutti.ranks.fingerprint import digest_of_package, fingerprint, own_code
+from tutti.ranks.group import digest_of_package, fingerprint, own_code
 
 
 def test_a_fingerprint_has_versions_and_code() -> None:

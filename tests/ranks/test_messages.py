@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.ranks import messages, secret, wire
+from tutti.ranks import messages, secret
 from tutti.ranks.messages import Connection, Event, MessageServer, NotOfThisJob, Peer, connect, listen
 from tutti.ranks.secret import ForgedContent, Secret, find_secret, make_secret, read_secret, user_secret, write_secret
 
@@ -205,7 +205,7 @@ def test_a_changed_message_and_one_that_is_too_long_end_the_connection(server: t
 
 
 def test_a_message_above_the_limit_is_not_sent(server: tuple[EchoServer, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(secret, "MAX_MESSAGE_BYTES", 100)
     with pytest.raises(ValueError, match="expected at most 100"):
         joined(server[1]).send("say", text="x" * 100)
 

@@ -1,6 +1,6 @@
 """What is concluded from where ranks are."""
 
-from tutti.ranks.positions import Position, find_missing
+from tutti.ranks.hub import Position, find_missing
 from tutti.runs.step_parts import StepPart
 
 HOSTS = ["n1", "n1", "n2", "n2"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tutti.ranks.hub import Hub
-from tutti.ranks.stop_agreement import StopAgreement
+from tutti.ranks.hub_client import StopAgreement
 
 
 class FakeClient:
@@ -54,30 +54,30 @@ class Ranks:
 def test_the_last_step_is_the_largest_that_a_rank_has_begun(begun: tuple[int, ...]) -> None:
     ranks = Ranks(3)
     for stopping, step in zip(ranks.each, begun, strict=True):
-        assert stopping.goes_on(step - 1)
+        assert stopping.continues_after(step - 1)
     ranks.each[1].ask("on SIGTERM")
     ranks.deliver()
     for stopping, step in zip(ranks.each, begun, strict=True):
-        made = [later for later in range(step, 10) if stopping.goes_on(later)]
+        made = [later for later in range(step, 10) if stopping.continues_after(later)]
         assert made == list(range(step, 6)), "the steps that this rank still makes after the one it has begun"
     assert [stopping.reason for stopping in ranks.each] == ["on SIGTERM"] * 3
 
 
 def test_nothing_is_decided_before_every_rank_has_told_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tutti.ranks.stop_agreement._AGREE_SECONDS", 0.0)
+    monkeypatch.setattr("tutti.ranks.hub_client._AGREE_SECONDS", 0.0)
     ranks = Ranks(3)
-    ranks.each[0].goes_on(4)
+    ranks.each[0].continues_after(4)
     ranks.each[0].ask("on SIGTERM")
     ranks.hub.receive(*_to_hub(ranks))
     late = [message for message in ranks.messages if message[0] == 2]  # what is sent to rank 2 is under way for long
     ranks.messages = deque(message for message in ranks.messages if message[0] != 2)
     ranks.deliver()
-    assert ranks.each[0].goes_on(5) is None, "no agreement has come about"
-    ranks.each[2].goes_on(7)
+    assert ranks.each[0].continues_after(5) is None, "no agreement has come about"
+    ranks.each[2].continues_after(7)
     ranks.messages.extend(late)
     ranks.deliver()
-    assert [stopping.goes_on(7) for stopping in ranks.each] == [True] * 3
-    assert [stopping.goes_on(8) for stopping in ranks.each] == [False] * 3
+    assert [stopping.continues_after(7) for stopping in ranks.each] == [True] * 3
+    assert [stopping.continues_after(8) for stopping in ranks.each] == [False] * 3
 
 
 def _to_hub(ranks: Ranks) -> tuple[int, dict[str, Any]]:
@@ -98,18 +98,18 @@ def test_a_run_is_stopped_once_by_the_first_reason() -> None:
 def test_however_many_ranks_are_signalled_each_sends_and_receives_two_messages_at_most() -> None:
     ranks = Ranks(300)
     for stopping in ranks.each:
-        stopping.goes_on(4)
+        stopping.continues_after(4)
         stopping.ask("on SIGTERM")
         stopping.ask("on SIGTERM")
     ranks.deliver()
     assert set(ranks.sent.values()) == {2} and set(ranks.received.values()) == {2}
-    assert [stopping.goes_on(5) for stopping in ranks.each] == [False] * 300
+    assert [stopping.continues_after(5) for stopping in ranks.each] == [False] * 300
 
 
 def test_a_rank_that_has_left_is_not_waited_for() -> None:
     ranks = Ranks(3)
     ranks.hub.receive(2, {"kind": "leave"})
-    ranks.each[0].goes_on(4)
+    ranks.each[0].continues_after(4)
     ranks.each[0].ask("on SIGTERM")
     ranks.messages = deque(message for message in ranks.messages if message[0] != 2)
     while ranks.messages:
@@ -118,4 +118,4 @@ def test_a_rank_that_has_left_is_not_waited_for() -> None:
             ranks.hub.receive(message["from"], message)
         elif rank != 2:
             getattr(ranks.each[rank], f"on_{message['kind']}")(message)
-    assert [stopping.goes_on(5) for stopping in ranks.each[:2]] == [False] * 2
+    assert [stopping.continues_after(5) for stopping in ranks.each[:2]] == [False] * 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tutti.errors import LaunchError
-from tutti.ranks.time_limit import allocation_end, end_time
+from tutti.ranks.hang_detection import allocation_end, end_time
 
 
 def test_the_job_script_is_asked_before_slurm() -> None:

@@ -8,8 +8,7 @@ import torch
 
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
-from tutti.ranks.fingerprint import check_same_code
-from tutti.ranks.group import Group, joined
+from tutti.ranks.group import Group, check_same_code, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback

@@ -14,15 +14,7 @@ from typing import Any
 
 from tutti.config.run import RunConfig
 from tutti.ranks.cores import read_memory, threads_per_rank
-from tutti.ranks.fingerprint import (
-    DIGITS,
-    MISSING,
-    MOST_FILES,
-    OWN_FOLDER,
-    digest_of_files,
-    digest_of_package,
-    fingerprint,
-)
+from tutti.ranks.group import DIGITS, MISSING, MOST_FILES, OWN_FOLDER, digest_of_files, digest_of_package, fingerprint
 from tutti.ranks.placement import Placement
 
 _SAMPLE_BYTES = 1 << 16

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tutti import units
 from tutti.doctor.facts import Facts
-from tutti.ranks.fingerprint import MISSING, compare_versions, odd_ones
+from tutti.ranks.group import MISSING, compare_versions, odd_ones
 
 
 @dataclass(frozen=True)

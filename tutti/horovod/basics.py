@@ -19,14 +19,7 @@ from tutti.horovod.elastic.membership import close_group, is_driven, membership
 from tutti.horovod.engine import Engine
 from tutti.horovod.engine.coordinator import wrong_members
 from tutti.horovod.engine.execute import Members, form
-from tutti.horovod.engine.messages import (
-    GLOBAL_SET,
-    Channel,
-    HubChannel,
-    Kind,
-    LocalChannel,
-    TensorRequest,
-)
+from tutti.horovod.engine.messages import GLOBAL_SET, Channel, HubChannel, Kind, LocalChannel, TensorRequest
 from tutti.horovod.errors import NOT_INITIALIZED, HorovodInternalError
 from tutti.horovod.settings import Settings, read_number, read_settings
 from tutti.ranks.environments import discover

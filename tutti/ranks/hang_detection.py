@@ -5,16 +5,20 @@ does not end, and have all ranks report where they are. Ranks exchange these mes
 collectives, which may be what hangs.
 """
 
+import contextlib
 import json
 import os
 import platform
+import re
 import select
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from tutti.config.schema import RuntimeConfig
@@ -22,6 +26,7 @@ from tutti.errors import (
     Cause,
     DeadlineError,
     Interrupted,
+    LaunchError,
     RankLost,
     TrainingError,
     TuttiError,
@@ -29,16 +34,52 @@ from tutti.errors import (
     summarise_error,
 )
 from tutti.ranks.failures import NOTES_VARIABLE, end_rank, is_consequence
-from tutti.ranks.hub import allow_seconds
-from tutti.ranks.hub_client import Handler, HubClient
-from tutti.ranks.placement import Placement
-from tutti.ranks.positions import Position, find_missing, stack_of
-from tutti.ranks.stop_agreement import StopAgreement
-from tutti.ranks.time_limit import allocation_end
+from tutti.ranks.hub import Position, allow_seconds, find_missing, stack_of
+from tutti.ranks.hub_client import Handler, HubClient, StopAgreement
+from tutti.ranks.placement import Environment, Placement
 from tutti.runs.files import write_durably
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import Record
 from tutti.runs.step_parts import StepPart
+
+ENDS_VARIABLE = "TUTTI_JOB_ENDS"  # seconds since the epoch; job scripts set it
+_QUERY_SECONDS = 10
+
+
+def allocation_end(env: Environment) -> float | None:
+    """Return the end of this allocation in seconds since the epoch; None if there is none."""
+    for name in (ENDS_VARIABLE, "SLURM_JOB_END_TIME"):
+        if text := env.get(name):
+            try:
+                return float(text)
+            except ValueError:
+                raise LaunchError(f"{name}={text!r}: expected seconds since the epoch, as date +%s prints.") from None
+    if job := env.get("SLURM_JOB_ID"):
+        return _ask_slurm(job)
+    return None
+
+
+def _ask_slurm(job: str) -> float | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(
+            ["scontrol", "--oneliner", "show", "job", job],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_QUERY_SECONDS,
+        )
+        return end_time(answer.stdout)
+    return None
+
+
+def end_time(text: str) -> float | None:
+    """Parse the end of a job from the output of `scontrol show job`; None for a job without a limit."""
+    match = re.search(r"\bEndTime=(\S+)", text)
+    with contextlib.suppress(ValueError):
+        if match:
+            return datetime.fromisoformat(match[1]).timestamp()
+    return None
+
 
 ANSWER_SECONDS = 4.0  # how long a rank may take to report its position
 QUICK_ANSWER_SECONDS = 1.0  # when a rank is known to have ended
@@ -159,7 +200,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _LONGEST_INTERVAL = 2.0  # seconds between two checks
 
 
-class Watch:
+class Monitor:
     """Receives the phase of the main thread, and runs the threads that check it."""
 
     def __init__(self, placement: Placement, hub: HubClient, hosts: Sequence[str], config: RuntimeConfig) -> None:
@@ -196,15 +237,15 @@ class Watch:
 
     # Called by the main thread.
 
-    def at(self, phase: StepPart, step: int) -> None:
+    def enter(self, phase: StepPart, step: int) -> None:
         """The main thread begins a phase of a step; the next call must follow before the deadline."""
         self._mark = (phase, step, time.monotonic())
 
-    def rests(self) -> None:
+    def suspend(self) -> None:
         """The main thread begins work without a deadline."""
         self._mark = None
 
-    def writes_to(self, folder: RunFolder) -> None:
+    def write_to(self, folder: RunFolder) -> None:
         """Set the run folder in which a finding is written."""
         self._search.folder = folder
 
@@ -213,9 +254,9 @@ class Watch:
         """Why the run stops early; None if it does not."""
         return self._stop_agreement.reason
 
-    def goes_on(self, step: int) -> bool:
+    def continues_after(self, step: int) -> bool:
         """Return whether a step follows this one; all ranks get the same answer."""
-        answer = self._stop_agreement.goes_on(step)
+        answer = self._stop_agreement.continues_after(step)
         if answer is None:
             what = "ranks could not agree on a step to stop at"
             raise self._search.known_failure() or self._search.report(what, QUICK_ANSWER_SECONDS)

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tutti.ranks.secret import Secret
-from tutti.ranks.wire import (
+from tutti.ranks.secret import (
     LENGTH,
     NONCE_BYTES,
     PROOF_BYTES,
@@ -26,6 +25,7 @@ from tutti.ranks.wire import (
     NotOfThisJob,
     Peer,
     Seal,
+    Secret,
     allow_many_files,
     encode,
     length_of,

@@ -16,8 +16,7 @@ from typing import Any
 from tutti.errors import DeadlineError, LaunchError
 from tutti.ranks.hub import allow_seconds
 from tutti.ranks.messages import Connection, Event, MessageServer, Peer, connect, listen
-from tutti.ranks.secret import Secret, find_secret
-from tutti.ranks.wire import NotOfThisJob
+from tutti.ranks.secret import NotOfThisJob, Secret, find_secret
 
 _FIRST_PORT, _PORTS = 15_000, 16_000  # below those that the system hands out
 _TRIES = 8

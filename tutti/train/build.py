@@ -18,7 +18,7 @@ from tutti.data.loader import Loader, check_workers
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, TuttiError
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck
-from tutti.ranks.hang_detection import Watch
+from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal, Screen, rewind
@@ -89,7 +89,7 @@ def build_job(
     framework: Framework,
     config: RunConfig,
     group: Group,
-    watch: Watch,
+    watch: Monitor,
     device: torch.device,
     folder: RunFolder,
     resume: Path | None,
@@ -108,7 +108,7 @@ def build_job(
         first_step = manifest.step if manifest else 0
         screen = Screen(plan.total_steps, config.epochs, group.world_size, first_step, on_terminal)
     journal = Journal(folder, screen, config.log.tensorboard)
-    learner = parts.make_learner(config, group, device, watch.at)
+    learner = parts.make_learner(config, group, device, watch.enter)
     loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, device, config.data.workers, prefetch)
     job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, watch)
     if resume and manifest:

@@ -22,7 +22,7 @@ from tutti.data.loader import Loader, RankBatch
 from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, DivergedError, Interrupted, TrainingError
 from tutti.ranks.group import Group
-from tutti.ranks.hang_detection import Watch
+from tutti.ranks.hang_detection import Monitor
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
@@ -49,7 +49,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         learner: LearnerType,
         loader: Loader,
         valid_data: Any,
-        watch: Watch,
+        watch: Monitor,
     ) -> None:
         self.config, self.plan, self.schedule = config, plan, schedule
         self.group, self.folder, self.journal, self.watch = group, folder, journal, watch
@@ -71,7 +71,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._save_problem = ""
         self._is_validated = True  # the epoch that ends with this step, if one does
         self._is_cut = False  # validation ended on this rank when the run was to stop
-        self._at = watch.at if learner.reports_phases else _report_nothing
+        self._at = watch.enter if learner.reports_phases else _report_nothing
         self._skipped = SkippedFiles((loader.dataset, valid_data), folder.log(group.rank), group, journal)
         self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
 
@@ -110,7 +110,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def goes_on(self) -> bool:
         """Whether another step is to be made; all ranks get the same answer."""
-        return not self.has_reached and self.watch.goes_on(self.step)
+        return not self.has_reached and self.watch.continues_after(self.step)
 
     def next_batch(self) -> RankBatch | None:
         """This rank's next batch, or None after the last."""
@@ -243,7 +243,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def finish(self) -> None:
         """End the run: an error where it was stopped early, or where its last checkpoint is not durable; every rank."""
-        self.watch.rests()
+        self.watch.suspend()
         if not self.is_over:
             if self.watch.stop_reason is not None:
                 self._stop(self.watch.stop_reason)

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, Interrupted, TuttiError
-from tutti.ranks.fingerprint import check_same_code
-from tutti.ranks.group import Group, Joined, Machine, PreflightCheck
-from tutti.ranks.hang_detection import Watch
+from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, check_same_code
+from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
@@ -66,7 +65,7 @@ def run_rank(
 
     with ExitStack() as after, framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
         check_same_code(rank.group)
-        watch = Watch(placement, rank.group.hub, rank.group.hosts, config.runtime)
+        watch = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
             with _owned(own, rank.group):
@@ -150,11 +149,11 @@ def _run_in(
     framework: Framework,
     config: RunConfig,
     rank: Joined,
-    watch: Watch,
+    watch: Monitor,
     resume: Path | None,
 ) -> Job[Any]:
     """Build a job and train it in a folder, which gets what ranks print, the record and the configuration."""
-    watch.writes_to(folder)
+    watch.write_to(folder)
     with captured_output(folder.log(rank.group.rank), on_screen=rank.group.is_first):
         try:
             record = Record.open(folder.record)

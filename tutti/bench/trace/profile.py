@@ -27,7 +27,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schema import RuntimeConfig
 from tutti.errors import FolderError, Interrupted
 from tutti.parallel.host_memory import HostMemory
-from tutti.ranks.hang_detection import Watch
+from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.hub_client import HubClient
 from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
@@ -76,7 +76,7 @@ class Ranges:
             torch.cuda.nvtx.range_pop()
 
 
-class RangeWatch(Watch):
+class RangeMonitor(Monitor):
     """A watch that also opens a profiler range for each part of a step."""
 
     def __init__(
@@ -85,8 +85,8 @@ class RangeWatch(Watch):
         self._ranges = ranges
         super().__init__(placement, hub, hosts, config)
 
-    def at(self, phase: StepPart, step: int) -> None:
-        super().at(phase, step)
+    def enter(self, phase: StepPart, step: int) -> None:
+        super().enter(phase, step)
         if phase is StepPart.DATA:
             self._ranges.begin_step(step)
         if phase in PARTS:
@@ -180,9 +180,9 @@ def without_saving(config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def _watched(session: Session, ranges: Ranges) -> Iterator[RangeWatch]:
-    watch = RangeWatch(session.placement, session.group.hub, session.group.hosts, session.config.runtime, ranges)
-    watch.writes_to(session.folder)
+def _watched(session: Session, ranges: Ranges) -> Iterator[RangeMonitor]:
+    watch = RangeMonitor(session.placement, session.group.hub, session.group.hosts, session.config.runtime, ranges)
+    watch.write_to(session.folder)
     try:
         with watch.explained():
             yield watch
@@ -196,7 +196,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
     recorder = Recorder(session.device, asked.memory, asked.stacks)
     with direct_averages_marked():
         clocks = _train(session, job, ranges, asked, recorder)
-    job.watch.rests()
+    job.watch.suspend()
     clock = clock_of(clocks[0], clocks[1], shared)
     path = session.folder.path / "traces" / f"rank-{group.rank}.json.gz"
     agreed(group, functools.partial(_write_trace, recorder, path))

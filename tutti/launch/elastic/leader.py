@@ -17,16 +17,7 @@ from typing import Any
 from tutti.errors import Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
 from tutti.launch.elastic.member import Welcome
-from tutti.launch.elastic.slots import (
-    CoolDown,
-    RankEnd,
-    RankLimits,
-    Round,
-    RoundEnd,
-    Rounds,
-    RoundShare,
-    SlotPool,
-)
+from tutti.launch.elastic.slots import CoolDown, RankEnd, RankLimits, Round, RoundEnd, Rounds, RoundShare, SlotPool
 from tutti.launch.hosts import LOOPBACK
 from tutti.ranks.failures import Failure, first_cause
 from tutti.ranks.messages import Event, MessageServer, Peer
