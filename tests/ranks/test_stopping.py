@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tutti.errors import RankLost
+from tutti.ranks import hang_detection
 from tutti.ranks.hub import Hub
-from tutti.ranks.hub_client import StopAgreement
+from tutti.ranks.hub_client import HubClient, StopAgreement
 
 
 class FakeClient:
@@ -119,3 +121,16 @@ def test_a_rank_that_has_left_is_not_waited_for() -> None:
         elif rank != 2:
             getattr(ranks.each[rank], f"on_{message['kind']}")(message)
     assert [stopping.continues_after(5) for stopping in ranks.each[:2]] == [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("ended", "how"), [(False, "does not answer: it is stopped, or hangs"), (True, "has ended or is unreachable")]
+)
+def test_rank_0_is_named_where_no_verdict_comes_from_it(monkeypatch: pytest.MonkeyPatch, ended: bool, how: str) -> None:
+    monkeypatch.setattr(hang_detection, "_VERDICT_SECONDS", 0.0)
+    hub = HubClient(1, 2)
+    hub.ended = ended
+    search = hang_detection.HangSearch(hub, ["n1", "n2"], lambda: pytest.fail("nobody asks"), screen=2)
+    error = search.report("step 3 did not end", 0.0)
+    assert str(error) == f"step 3 did not end: rank 0 on host n1, which holds the hub, {how}."
+    assert (type(error), error.rank) == (RankLost, 0)

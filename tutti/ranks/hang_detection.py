@@ -127,10 +127,11 @@ class HangSearch:
         """Search for the missing ranks; returns the conclusion that all ranks share as an error of this rank."""
         self.explains = True
         self._search(what, answer_seconds)
-        if self._verdict is None and self._hub.ended:
-            return RankLost(
-                f"{what}: rank 0 on host {self._hosts[0]}, which holds the hub, has ended or is unreachable."
-            )
+        if self._verdict is None and self._rank:  # the verdict comes from rank 0
+            how = "has ended or is unreachable" if self._hub.ended else "does not answer: it is stopped, or hangs"
+            lost = RankLost(f"{what}: rank 0 on host {self._hosts[0]}, which holds the hub, {how}.")
+            lost.rank = 0
+            return lost
         if self._verdict is None:
             return RankLost(f"{what}: no rank could find out who is missing.")
         text, exit_code, reporter = self._verdict
