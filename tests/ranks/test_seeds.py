@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tutti.ranks.seeds import mix, seed_pass
+from tutti.ranks.device import mix, seed_pass
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset, check_batch
 from tutti.data.order import Draws, SampleOrder, evaluation_ids
 from tutti.errors import ConfigError, TuttiError
+from tutti.ranks.device import mix
 from tutti.ranks.group import release_tensors
 from tutti.ranks.process import end_with_parent
-from tutti.ranks.seeds import mix
 
 _END_SECONDS = 30.0  # for the batch that the prefetch thread is making
 _MOST_WORKERS = 64  # of a rank, or as many as the host has cores

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tutti.config.plan import Plan
-from tutti.ranks.seeds import GOLDEN_GAMMA, mix, splitmix64
+from tutti.ranks.device import GOLDEN_GAMMA, mix, splitmix64
 
 
 class SampleOrder:

@@ -18,8 +18,8 @@ from tutti.data.loader import RankBatch
 from tutti.errors import CheckpointError
 from tutti.frameworks.feed import as_arrays, evaluation_feed
 from tutti.frameworks.machine import quiet_import
+from tutti.ranks.device import mix
 from tutti.ranks.group import Group
-from tutti.ranks.seeds import mix
 from tutti.runs.files import sync_path
 from tutti.train.timing import NoTimer, StepTimer
 

@@ -14,9 +14,8 @@ from tutti.config.run import RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import without_sync, wrap_model
-from tutti.ranks.device import applies
+from tutti.ranks.device import applies, seed_pass
 from tutti.ranks.group import Group
-from tutti.ranks.seeds import seed_pass
 from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import Meter, Metrics, count_samples
 from tutti.train.timing import make_timer
