@@ -87,6 +87,21 @@ def test_what_the_ranks_say_comes_before_what_the_launcher_knows(
     assert stop.explain([], saves=False).exit_code == 128 + signal.SIGTERM
 
 
+def test_an_interrupt_before_the_ranks_are_started_is_told_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "threads_per_rank", interrupted)
+    failure = local.start_ranks(2, [], RunFolder(tmp_path), forked=True, saves=True)
+    assert failure is not None
+    assert (failure.exit_code, failure.cause) == (75, Cause.INTERRUPTED)
+    assert failure.text == f"stopped on SIGINT too early to save. Resume with: tutti train {tmp_path}"
+    with pytest.raises(KeyboardInterrupt):  # the script of a user
+        local.start_ranks(2, [], RunFolder(tmp_path))
+
+
 class Launched:
     """A training run of two ranks in a process group of its own."""
 

@@ -50,4 +50,5 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        print("stopped on SIGINT", file=sys.stderr)
         sys.exit(130)

@@ -98,6 +98,19 @@ def start_ranks(
 
     Forked ranks need the fork server, which must have been started. Ranks that train save when they are stopped.
     """
+    try:
+        return _start_ranks(count, arguments, folder, threads, forked, saves)
+    except KeyboardInterrupt:  # before signals were forwarded
+        if not forked:
+            raise
+        stop = StopSignals(folder)
+        stop.first = signal.SIGINT
+        return stop.explain([], saves)
+
+
+def _start_ranks(
+    count: int, arguments: list[str], folder: RunFolder, threads: int | None, forked: bool, saves: bool
+) -> Failure | None:
     os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(count, os.environ, threads))
     os.environ[FOLDER_VARIABLE] = str(folder.path)
     os.environ[LINE_VARIABLE] = launch_line()
