@@ -196,8 +196,13 @@ def test_a_deleted_run_folder_is_not_made_again(tmp_path: Path) -> None:
 def test_a_resume_removes_what_a_killed_process_has_left(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     save_step(checkpoints, 3)
-    for left in (checkpoints / ".latest.15", tmp_path / ".record.json.15"):
+    for left in (
+        checkpoints / ".latest.15",
+        tmp_path / ".record.json.15",
+        checkpoints / "step-000003" / ".manifest.json.15",
+    ):
         left.write_text("")
     resume_from(checkpoints / "step-000003")
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000003"]
     assert list(tmp_path.iterdir()) == [checkpoints]
+    assert not (checkpoints / "step-000003" / ".x.json.15").exists()

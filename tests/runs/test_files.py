@@ -18,7 +18,7 @@ def test_a_file_is_written_and_replaced_without_a_trace(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    kept = {"record.json", ".hidden", "step-000010", ".job.lock", "run.15"}
+    kept = {"record.json", ".hidden", "step-000010", ".job.lock", ".job.json.15", "run.15"}
     for name in (*kept, ".record.json.15", ".latest.4711"):
         (tmp_path / name).write_text("")
     (tmp_path / ".folder.15").mkdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tutti.runs.folder import RunFolder
 from tutti.runs.output import Tee, captured_output, last_lines
 
 Screen = pytest.CaptureFixture[str]
@@ -28,11 +29,11 @@ def state() -> tuple[object, ...]:
 
 
 @contextlib.contextmanager
-def captured(path: Path, on_screen: bool) -> Iterator[None]:
+def captured(path: Path, on_screen: bool, prefix: str = "") -> Iterator[None]:
     """captured_output, after which all is as before."""
     before = state()
     try:
-        with captured_output(path, on_screen):
+        with captured_output(path, on_screen, prefix):
             yield
     finally:
         assert state() == before
@@ -121,3 +122,18 @@ def test_the_end_of_a_log_is_quoted_whatever_is_in_it(tmp_path: Path) -> None:
     assert last_lines(path, 3) == ["line 28", "line 29", "\ufffd torn"]
     assert last_lines(path, 1) == last_lines(path)[-1:]
     assert last_lines(tmp_path / "absent") == []
+
+
+def test_ranks_of_a_large_job_share_the_log_of_their_node(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    assert folder.shared_log(0, 4096, 0) == (folder.log(0), "")
+    assert folder.shared_log(255, 256, 31) == (folder.log(255), "")
+    for rank in (8, 9):
+        path, prefix = folder.shared_log(rank, 257, 1)
+        with captured(path, on_screen=False, prefix=prefix):
+            print("one", "two\nthree", end="")
+            print(" and more")
+    assert (folder.logs / "node-1.log").read_text() == "".join(
+        f"[rank {rank}] one two\n[rank {rank}] three and more\n" for rank in (8, 9)
+    )

@@ -48,7 +48,8 @@ def open_session(
         check_same_code(group)
         folder = folder or make_folder(group, config.out, f"{kind}/{config.recipe}")
         record = Record(folder.record, {"kind": kind})
-        with captured_output(folder.log(group.rank), on_screen=group.is_first):
+        log, prefix = folder.shared_log(group.rank, group.world_size, placement.node_rank)
+        with captured_output(log, group.is_first, prefix):
             if group.is_first:
                 write_config(folder, config.as_yaml())
                 begin_record(record, config, group, machine, hosts=group.hosts)

@@ -73,7 +73,7 @@ def resume_from(folder: Path) -> list[int]:
     checkpoints = folder.parent
     for unfinished in checkpoints.glob(".step-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    for written_to in (checkpoints, checkpoints.parent):
+    for written_to in (checkpoints, checkpoints.parent, *saved(checkpoints)):
         remove_unfinished(written_to)
     try:
         if _pointed_to(checkpoints / "latest") != folder.name:

@@ -147,7 +147,8 @@ def logs(
     if not found:
         name = files[-1] if files else run.logs / "job-*.out"
         raise FolderError(
-            f"{name} does not exist: the job has not started yet. See its state with: tutti status {run.path}"
+            f"{name} does not exist: the job has not started yet, or has so many ranks that those of a node share "
+            f"{run.logs}/node-*.log. See its state with: tutti status {run.path}"
         )
     for path in found:
         print(path.read_text(errors="replace"), end="")

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-_ASIDE = re.compile(r"\..+\.\d+")  # a file that is not complete yet, with the number of the process that writes it
+_ASIDE = re.compile(
+    r"\.(?!job\.json\.).+\.\d+"
+)  # an incomplete file with the number of its process; job.json has other writers
 
 
 def write_durably(path: Path, text: str) -> None:

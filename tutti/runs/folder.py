@@ -32,6 +32,9 @@ _POLL_SECONDS = 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
+MOST_RANK_LOGS = 256  # with more ranks there is one log for each node
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths inside a run folder."""
@@ -81,6 +84,15 @@ class RunFolder:
 
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
+
+    def shared_log(self, rank: int, world_size: int, node_rank: int) -> tuple[Path, str]:
+        """The log of a rank and the prefix of its lines there: of a large job, ranks of a node share one.
+
+        File systems of clusters do not bear thousands of files that are created at once.
+        """
+        if rank == 0 or world_size <= MOST_RANK_LOGS:
+            return self.log(rank), ""
+        return self.logs / f"node-{node_rank}.log", f"[rank {rank}] "
 
     def ledger(self, rank: int) -> Path:
         return self.logs / f"ledger-{rank}.jsonl"

@@ -1,4 +1,4 @@
-"""What the ranks print: every rank into its log, rank 0 on the screen as well.
+"""What the ranks print: every rank into its log, in large jobs that of its node; rank 0 on the screen as well.
 
 What C libraries print on rank 0 goes to the screen alone: sending it to both would take the terminal from Python.
 """
@@ -16,17 +16,25 @@ from typing import BinaryIO, TextIO
 class Tee(io.TextIOBase):
     """A stream that writes to the screen and to a log; a log that cannot be written is passed over."""
 
-    def __init__(self, screen: TextIO | None, log: TextIO) -> None:
+    def __init__(self, screen: TextIO | None, log: TextIO, prefix: str = "") -> None:
         self.screen = screen
         self.log = log
+        self._prefix = prefix  # of every line in the log
+        self._begins_line = True
 
     def write(self, text: str) -> int:
         if self.screen:
             with contextlib.suppress(BrokenPipeError):  # whoever read along has left; the run goes on
                 self.screen.write(text)
         with contextlib.suppress(OSError):
-            self.log.write(text)
+            self.log.write(self._marked(text) if self._prefix else text)
         return len(text)
+
+    def _marked(self, text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        begin = [self._begins_line, *(True for _ in lines[1:])]
+        self._begins_line = text.endswith("\n") if text else self._begins_line
+        return "".join(self._prefix + line if begins else line for begins, line in zip(begin, lines, strict=False))
 
     def flush(self) -> None:
         if self.screen:
@@ -55,8 +63,11 @@ class Tee(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
-    """Send this process's output to its log, and for rank 0 to the screen as well."""
+def captured_output(path: Path, on_screen: bool, prefix: str = "") -> Iterator[None]:
+    """Send this process's output to its log, and for rank 0 to the screen as well.
+
+    Several processes may write to one log: lines of Python get a prefix then, and are appended whole.
+    """
     log = open(path, "a", buffering=1)  # noqa: SIM115
     stdout, stderr = sys.stdout, sys.stderr
     stdout.flush()
@@ -67,7 +78,7 @@ def captured_output(path: Path, on_screen: bool) -> Iterator[None]:
     else:
         os.dup2(log.fileno(), 1)  # what C++ prints goes there too
         os.dup2(log.fileno(), 2)
-        sys.stdout = sys.stderr = Tee(None, log)
+        sys.stdout = sys.stderr = Tee(None, log, prefix)
     try:
         yield
     finally:

@@ -72,7 +72,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._is_validated = True  # the epoch that ends with this step, if one does
         self._is_cut = False  # validation ended on this rank when the run was to stop
         self._at = watch.enter if learner.reports_phases else _report_nothing
-        self._skipped = SkippedFiles((loader.dataset, valid_data), folder.log(group.rank), group, journal)
+        log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
+        self._skipped = SkippedFiles((loader.dataset, valid_data), log, group, journal)
         self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
 
     # What a loop calls, in the order in which it does.

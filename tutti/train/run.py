@@ -154,7 +154,9 @@ def _run_in(
 ) -> Job[Any]:
     """Build a job and train it in a folder, which gets what ranks print, the record and the configuration."""
     watch.write_to(folder)
-    with captured_output(folder.log(rank.group.rank), on_screen=rank.group.is_first):
+    group = rank.group
+    log, prefix = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
+    with captured_output(log, group.is_first, prefix):
         try:
             record = Record.open(folder.record)
             if rank.group.is_first:
