@@ -3,11 +3,11 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import wait_until
 
 # With all that draws or differs by rank: dropout, batch norm, shifted images; and without any of it.
 LIVELY: dict[str, Any] = {
@@ -65,8 +65,8 @@ def stopped(name: str, out: Path, framework: str) -> dict[str, Any]:
         end_step(self, loss)
         if self.step == 9 and self.group.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        if self.step >= 9:
-            time.sleep(0.02)  # a run of this size would be over before any word could arrive
+        if self.step >= 9:  # a run of this size would be over before the ranks know of the signal
+            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know of the signal")
 
     Job.end_step = end_step_and_stop
     try:

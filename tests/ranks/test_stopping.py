@@ -35,7 +35,11 @@ class Ranks:
         self.hub = Hub(world_size, self._distribute)
         for rank in range(world_size):
             self.hub.join(rank, "host")
-        self.each = [StopAgreement(FakeClient(self, rank)) for rank in range(world_size)]  # pyright: ignore
+        self.begin(1)
+
+    def begin(self, run: int) -> None:
+        """Begin a run on all ranks."""
+        self.each = [StopAgreement(FakeClient(self, rank), run) for rank in range(self.world_size)]  # pyright: ignore
 
     def _distribute(self, ranks: Iterable[int] | None, kind: str, content: dict[str, Any]) -> None:
         for rank in range(self.world_size) if ranks is None else ranks:
@@ -63,6 +67,25 @@ def test_the_last_step_is_the_largest_that_a_rank_has_begun(begun: tuple[int, ..
         made = [later for later in range(step, 10) if stopping.continues_after(later)]
         assert made == list(range(step, 6)), "the steps that this rank still makes after the one it has begun"
     assert [stopping.reason for stopping in ranks.each] == ["on SIGTERM"] * 3
+
+
+def test_a_second_run_in_the_same_processes_stops_as_well() -> None:
+    ranks = Ranks(3)
+    for run in (1, 2):
+        ranks.begin(run)
+        assert all(stopping.continues_after(run) for stopping in ranks.each)
+        ranks.each[run].ask("on SIGTERM")
+        ranks.deliver()
+        assert [stopping.continues_after(run + 1) for stopping in ranks.each] == [False] * 3
+
+
+def test_a_stop_of_the_next_run_waits_until_a_rank_has_begun_it() -> None:
+    hub = HubClient(1, 2)
+    hub.on("stop", StopAgreement(hub, 1).on_stop)
+    hub.deliver({"kind": "stop", "reason": "on SIGTERM", "run": 2})
+    following = StopAgreement(hub, 2)
+    hub.on("stop", following.on_stop)
+    assert following.reason == "on SIGTERM"
 
 
 def test_nothing_is_decided_before_every_rank_has_told_its_step(monkeypatch: pytest.MonkeyPatch) -> None:

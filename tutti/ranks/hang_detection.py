@@ -215,7 +215,7 @@ class Monitor:
         self._main = threading.get_ident()
         self._screen = os.dup(2)  # the original stderr: output of a rank goes to its log while it trains
         self._hub = hub
-        self._stop_agreement = StopAgreement(hub)
+        self._stop_agreement = StopAgreement(hub, hub.begin_run())
         self._search = HangSearch(hub, hosts, self._position, self._screen)
         self._handlers: dict[str, Handler] = {
             "stop": self._stop_agreement.on_stop,

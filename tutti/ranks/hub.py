@@ -48,8 +48,8 @@ class Hub:
         self._changed = threading.Condition(self._lock)
         self._meetings: dict[int, dict[int, Any]] = {}
         self._failed: dict[int, dict[str, Any]] = {}  # meetings that were given up
-        self._stops = False
-        self._begun: dict[int, int] = {}
+        self._stopped: set[int] = set()  # runs: a process may have several, one after the other
+        self._begun: dict[int, dict[int, int]] = {}  # steps of ranks, by runs that stop
         self._has_failure = False
         self._search: tuple[str, int] | None = None  # what is searched for, and who asked first
         self._positions: dict[int, Any] | None = None
@@ -102,6 +102,11 @@ class Hub:
         """Wait until the other ranks have left: what they wait for comes from here."""
         with self._changed:
             self._changed.wait_for(lambda: self.hosts.keys() <= self.left | self.lost | {0}, seconds)
+
+    def begin_run(self) -> None:
+        """Forget what an earlier run in these processes has failed of and searched for."""
+        with self._lock:
+            self._has_failure, self._search, self._positions = False, None, None
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -182,18 +187,20 @@ class Hub:
     # The agreement on the last step.
 
     def _on_stop(self, rank: int, message: dict[str, Any]) -> None:
-        if not self._stops:
-            self._stops = True
-            self.send(None, "stop", {"reason": message["reason"]})
+        run = int(message["run"])
+        if run not in self._stopped:
+            self._stopped.add(run)
+            self.send(None, "stop", {"reason": message["reason"], "run": run})
 
     def _on_begun(self, rank: int, message: dict[str, Any]) -> None:
-        self._begun[rank] = int(message["step"])
+        self._begun.setdefault(int(message["run"]), {})[rank] = int(message["step"])
         self._check_begun()
 
     def _check_begun(self) -> None:
-        if self._begun and len(self._begun.keys() | self.left) == self.world_size:
-            self.send(None, "last", {"step": max(self._begun.values())})
-            self._begun.clear()
+        for run, steps in list(self._begun.items()):
+            if len(steps.keys() | self.left) == self.world_size:
+                self.send(None, "last", {"step": max(steps.values()), "run": run})
+                del self._begun[run]
 
     # Failures, and the search for the ranks that the others wait for.
 

@@ -33,6 +33,7 @@ class HubClient:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._number = 0
+        self._runs = 0
         self._items: list[Any] = []
         self._answer: dict[str, Any] | None = None
         self.on("passes", self._on_passes)
@@ -68,6 +69,18 @@ class HubClient:
         """Have messages of a kind no longer handled."""
         with self._lock:
             self._handlers[kind].remove(handler)
+
+    def begin_run(self) -> int:
+        """Return the number of a run that begins in this process; it is the same on all ranks."""
+        self._runs += 1
+        if self.hub is not None:
+            self.hub.begin_run()
+        return self._runs
+
+    def keep(self, message: dict[str, Any]) -> None:
+        """Keep a message for a handler that comes later."""
+        with self._lock:
+            self._early.append(message)
 
     def send(self, kind: str, **content: Any) -> None:
         """Send a message to the hub; where the connection has ended, the reader has noticed."""
@@ -163,9 +176,10 @@ class StopAgreement:
     in a collective for a rank that has stopped. A rank sends and receives two messages, however many are signalled.
     """
 
-    def __init__(self, hub: HubClient) -> None:
+    def __init__(self, hub: HubClient, run: int = 1) -> None:
         self.reason: str | None = None
         self._hub = hub
+        self._run = run  # its number in this process
         self._asked = False
         self._lock = threading.Lock()
         self._begun = 0  # the last step that the main thread has begun
@@ -176,7 +190,7 @@ class StopAgreement:
         """Ask all ranks to stop; further requests have no effect."""
         if self.reason is None and not self._asked:
             self._asked = True
-            self._hub.send("stop", reason=reason)
+            self._hub.send("stop", reason=reason, run=self._run)
 
     def continues_after(self, step: int) -> bool | None:
         """Return whether a step follows this one; None if the ranks could not agree."""
@@ -194,14 +208,18 @@ class StopAgreement:
 
     def on_stop(self, message: dict[str, Any]) -> None:
         """Another rank or this one has asked to stop."""
+        if message["run"] > self._run:  # the next run has begun on another rank
+            self._hub.keep(message)
+            return
         with self._lock:
-            if self.reason is not None:
+            if self.reason is not None or message["run"] < self._run:
                 return
             self.reason = message["reason"]
             begun = self._begun
-        self._hub.send("begun", step=begun)
+        self._hub.send("begun", step=begun, run=self._run)
 
     def on_last(self, message: dict[str, Any]) -> None:
         """All ranks have reported their steps."""
-        self._last = message["step"]
-        self._decided.set()
+        if message["run"] == self._run:
+            self._last = message["step"]
+            self._decided.set()
