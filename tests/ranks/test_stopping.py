@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -157,3 +157,27 @@ def test_rank_0_is_named_where_no_verdict_comes_from_it(monkeypatch: pytest.Monk
     error = search.report("step 3 did not end", 0.0)
     assert str(error) == f"step 3 did not end: rank 0 on host n1, which holds the hub, {how}."
     assert (type(error), error.rank) == (RankLost, 0)
+
+
+def test_messages_to_an_engine_that_has_not_started_wait_for_it() -> None:
+    hub = Hub(3, lambda *_: None)
+    for rank in range(3):
+        hub.join(rank, "host")
+    taken: list[tuple[int, int]] = []
+    gone: list[int] = []
+
+    def engine_of(generation: int) -> Callable[[int, dict[str, Any]], bool]:
+        def take(rank: int, message: dict[str, Any]) -> bool:
+            if message["generation"] == generation:
+                taken.append((rank, generation))
+            return message["generation"] <= generation
+
+        return take
+
+    hub.receive(1, {"kind": "engine", "generation": 0})
+    hub.receive(2, {"kind": "engine", "generation": 1})
+    hub.lose(2)
+    hub.serve_engine(engine_of(0), gone.append)
+    assert (taken, gone) == ([(1, 0)], [2])
+    hub.serve_engine(engine_of(1), gone.append)
+    assert taken == [(1, 0), (2, 1)]

@@ -38,8 +38,9 @@ class Hub:
     def __init__(self, world_size: int, send: Callable[[Iterable[int] | None, str, dict[str, Any]], None]) -> None:
         self.world_size = world_size
         self.hosts: dict[int, str] = {}
-        self.on_engine: Callable[[int, dict[str, Any]], None] = lambda rank, message: None
-        self.on_gone: Callable[[int], None] = lambda rank: None
+        self._on_engine: Callable[[int, dict[str, Any]], bool] = lambda rank, message: False
+        self._on_gone: Callable[[int], None] = lambda rank: None
+        self._early: list[tuple[int, dict[str, Any]]] = []  # messages to an engine that has not started yet
         self.conclude: Callable[[str, dict[int, Any]], tuple[str, int]] | None = None  # what a search has found
         self.left: set[int] = set()  # ranks that have said that they end
         self.lost: set[int] = set()  # ranks whose connection has ended without that
@@ -82,11 +83,21 @@ class Hub:
 
     def receive(self, rank: int, message: dict[str, Any]) -> None:
         """Handle the message of a rank; any thread may call this."""
-        if message["kind"] == "engine":
-            self.on_engine(rank, message)
-            return
         with self._lock:
-            self._takes[message["kind"]](rank, message)
+            if message["kind"] != "engine":
+                self._takes[message["kind"]](rank, message)
+            elif not self._on_engine(rank, message):
+                self._early.append((rank, message))
+
+    def serve_engine(self, take: Callable[[int, dict[str, Any]], bool], gone: Callable[[int], None]) -> None:
+        """Hand messages to an engine, also those that came before it; it returns whether a message was for it."""
+        with self._lock:
+            self._on_engine, self._on_gone = take, gone
+            early, self._early = self._early, []
+            for rank, message in early:
+                self.receive(rank, message)
+            for rank in self.lost:
+                gone(rank)
 
     def lose(self, rank: int) -> None:
         """Note that the connection of a rank has ended."""
@@ -114,7 +125,7 @@ class Hub:
             timer.cancel()
 
     def _gone(self, rank: int) -> None:
-        self.on_gone(rank)
+        self._on_gone(rank)
         for number in list(self._meetings):
             self._check(number)
         self._check_begun()

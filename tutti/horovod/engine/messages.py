@@ -168,7 +168,7 @@ class HubChannel:
         self._left: set[int] = set()  # on rank 0: ranks that receive no more
         self._changed = threading.Condition()
         if hub.hub is not None:
-            hub.hub.on_engine, hub.hub.on_gone = self._on_message, self._on_gone
+            hub.hub.serve_engine(self._on_message, self._on_gone)
         else:
             hub.on("engine", self._on_responses)
             hub.on("ended", self._on_ended)
@@ -220,13 +220,13 @@ class HubChannel:
     def _send(self, **content: Any) -> None:
         self._hub.send("engine", generation=self._generation, **content)
 
-    def _on_message(self, rank: int, content: dict[str, Any]) -> None:
-        if content["generation"] != self._generation:
-            return
-        if "message" in content:
+    def _on_message(self, rank: int, content: dict[str, Any]) -> bool:
+        """Take a message of this generation or an earlier one, which is over; one of the next has to wait."""
+        if content["generation"] == self._generation and "message" in content:
             self._up.put(Message.from_plain(rank, content["message"]))
-        else:
+        elif content["generation"] == self._generation:
             self._leave(rank)
+        return content["generation"] <= self._generation
 
     def _on_gone(self, rank: int) -> None:
         self._up.put(Message(rank, gone=True))
