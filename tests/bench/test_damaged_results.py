@@ -10,7 +10,7 @@ from made_up import made_up
 
 from tutti.bench.collectives.results import FILE, Dropped, Measured, Results, read_results
 from tutti.bench.results import Ceilings, Work, read_measurements, write_measurements
-from tutti.study.links import _read
+from tutti.study.links import read_all_reduce
 
 MEASUREMENT = made_up(
     ranks=2,
@@ -50,5 +50,5 @@ def test_damaged_measurements_of_collectives_are_read_or_refused(tmp_path: Path,
     path.write_bytes(content)
     found = read_or_refuse(lambda: read_results(tmp_path), path)
     assert found is None or all(each.trials_seconds for each in found.points)
-    model = read_or_refuse(lambda: _read(tmp_path), tmp_path)
+    model = read_or_refuse(lambda: read_all_reduce(tmp_path), tmp_path)
     assert model is None or model[0].seconds(4, 1e6) is not None

@@ -38,6 +38,8 @@ def misfortune():
     how = os.environ["HOW"]
     if how == "sleep" and calls > 20:
         time.sleep(3600)
+    while how == "die once" and calls == 200 and not os.path.exists("signalled"):
+        time.sleep(0.01)
     if how == "die once" and calls == 250 and not os.path.exists("died"):
         open("died", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -139,6 +141,7 @@ def test_a_signal_in_mid_epoch_and_a_killed_rank_cost_no_sample(
     folder = submit("digits", *options, *LONG, HOW="die once")
     wait_for_text(folder, "step 60/")
     assert cluster.run("scancel", "--signal=USR1", job_of(folder)).code == 0
+    (tmp_path / "signalled").touch()
     text = wait_for_end(cluster, folder)
     assert "stopped on SIGUSR1 after step" in text
     assert "it was stopped by a signal or at the end of its time; start 2 of at most 11" in text

@@ -141,9 +141,10 @@ def test_a_point_that_cannot_begin_keeps_its_folder_and_says_why(tutti: Tutti, t
     (tmp_path / "study.json").touch()
     (point / "config.yaml").write_text(resolve("digits/mlp", ["model.hidden=[4000000000000]"]).config.as_yaml())
     done = tutti("train", str(point))
-    assert done.code == 2 and "you tried to allocate 1024000000000000 bytes" in done.err
+    assert done.code == 1 and "you tried to allocate 1024000000000000 bytes" in done.err
     record = json.loads((point / "record.json").read_text())
-    assert record["state"] == "failed" and "1024000000000000 bytes" in record["failure"]
+    assert (record["state"], record["cause"]) == ("failed", "out_of_memory")
+    assert "1024000000000000 bytes" in record["failure"]
     assert (point / "config.yaml").exists()
 
 
