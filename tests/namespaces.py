@@ -38,11 +38,11 @@ class Host:
 
     name: str
     address: str
-    life: subprocess.Popen[str]
+    holder: subprocess.Popen[str]
 
     def enter(self, *words: str) -> list[str]:
         """The command line that runs words on this host, and ends them when it is ended itself."""
-        holder = self.life.pid
+        holder = self.holder.pid
         kinds = [f"--{kind}=/proc/{holder}/ns/{file}" for kind, file in _NAMESPACES.items()]
         return ["nsenter", *kinds, f"--wd={os.getcwd()}", "setpriv", "--pdeathsig", "KILL", *words]
 
@@ -53,8 +53,8 @@ class Host:
 
     def end(self) -> None:
         """End all that runs on this host, as when it loses its power."""
-        self.life.kill()
-        self.life.communicate()
+        self.holder.kill()
+        self.holder.communicate()
 
 
 _NAMESPACES = {"net": "net", "uts": "uts", "ipc": "ipc", "mount": "mnt", "pid": "pid_for_children"}
@@ -124,7 +124,7 @@ def hosts(
             stack.callback(host.end)
             made.by_name[name] = host
         for host in made.by_name.values():
-            assert host.life.stdout and host.life.stdout.readline() == "up\n", f"{host.name} does not come up"
+            assert host.holder.stdout and host.holder.stdout.readline() == "up\n", f"{host.name} does not come up"
         switch = made.by_name.pop("switch")
         switch.shell("ip link add br0 type bridge; ip link set br0 up")
         for number, host in enumerate(made.by_name.values(), start=1):
@@ -139,12 +139,12 @@ def _begin(name: str, addresses: Mapping[str, str], folder: Path) -> Host:
     path.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{own}{table}")
     words = [*_UNSHARE, "sh", "-c", _LIFE, name, str(path)]
     pipe = subprocess.PIPE
-    life = subprocess.Popen(words, env=_SYSTEM, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
-    return Host(name, addresses.get(name, ""), life)
+    holder = subprocess.Popen(words, env=_SYSTEM, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    return Host(name, addresses.get(name, ""), holder)
 
 
 def _connect(host: Host, switch: Host, port: str, rate: str | None) -> None:
-    ends = f"eth0 netns {host.life.pid} type veth peer name {port} netns {switch.life.pid}"
+    ends = f"eth0 netns {host.holder.pid} type veth peer name {port} netns {switch.holder.pid}"
     subprocess.run(["ip", "link", "add", *ends.split()], env=_SYSTEM, check=True)
     network = host.address.rpartition(".")[0] + ".0/24"
     limit = f"root tbf rate {rate} burst 128kb latency 50ms"

@@ -145,7 +145,7 @@ class Cluster:
         here = prepared.server()
         address = here.folder / host
         address.unlink(missing_ok=True)
-        holder = self.hosts.by_name[host].life.pid
+        holder = self.hosts.by_name[host].holder.pid
         self._servers[host] = program = here.start(prepared.serve_on_host, holder, str(address))
         wait_until(address.exists, lambda: f"no server on {host}", program)
 

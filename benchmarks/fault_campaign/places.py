@@ -44,7 +44,7 @@ class Process:
 
 def processes(host: Host) -> list[Process]:
     """Return the processes in the process namespace of a host, its own first one left out."""
-    space = _space(host.life.pid, "pid_for_children")
+    space = _space(host.holder.pid, "pid_for_children")
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -148,7 +148,7 @@ class Place:
         for host in self.own_hosts():
             found += [f"{each.name} on {host.name}: {each.command[:100]}" for each in processes(host) if _is_ours(each)]
             with contextlib.suppress(OSError):
-                names = os.listdir(f"/proc/{host.life.pid}/root/dev/shm")
+                names = os.listdir(Path("/proc", str(host.holder.pid), "root", "dev", "shm"))  # as that host sees it
                 found += [f"/dev/shm/{name} on {host.name}" for name in names]
         return found
 

@@ -47,7 +47,7 @@ class FourHosts:
         hosts = [host for host in self.made if host not in absent]
         for host in hosts:
             order = {
-                "host": self.made.by_name[host].life.pid,
+                "host": self.made.by_name[host].holder.pid,
                 "env": self._variables(host) | (env or {}).get(host, {}),
                 "cwd": str(self.folder),
                 "files": str(self._files(host)),

@@ -60,7 +60,7 @@ def test_the_lock_of_a_killed_owner_is_free(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "owner.json").read_text())["process"] == os.getpid()
 
 
-def test_an_owner_on_another_host_that_shows_no_sign_of_life_has_lost_the_folder(
+def test_an_owner_on_another_host_without_a_heartbeat_has_lost_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner_elsewhere(tmp_path)

@@ -24,7 +24,7 @@ from tutti.errors import FolderError
 from tutti.runs.files import parse_json, to_dataclass, write_durably
 from tutti.runs.record import now
 
-WATCH_SECONDS = 10.0  # how long an owner on another host is watched for a sign of life
+WATCH_SECONDS = 10.0  # how long an owner on another host is watched for a heartbeat
 _BEAT_SECONDS = 2.0
 _TRY_SECONDS = 1.0  # a process that ends may hold its lock a moment longer
 _LOCK_SECONDS = 30.0  # job.json is changed in milliseconds
