@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -109,10 +109,10 @@ def count_operations(folder: Path) -> int:
     return len(counted)
 
 
-def test_a_crash_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
-    operations = count_operations(tmp_path / "counted")
+def crashed_saves(place: Path, step: int, operations: int) -> Iterator[Path]:
+    """Folders in which step 1 was saved, and the save of another step has crashed before each of its operations."""
     for last in range(operations):
-        checkpoints = tmp_path / str(last)
+        checkpoints = place / str(last)
         save_step(checkpoints, 1)
         left = iter(range(last))
 
@@ -122,7 +122,12 @@ def test_a_crash_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> 
 
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash, Exception):
             before_each(patch, crash)
-            save_step(checkpoints, 2)
+            save_step(checkpoints, step)
+        yield checkpoints
+
+
+def test_a_crash_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+    for checkpoints in crashed_saves(tmp_path, 2, count_operations(tmp_path / "counted")):
         for folder in saved(checkpoints):
             verify(folder)
         assert verify(find_latest(checkpoints)).step in (1, 2)
@@ -130,19 +135,7 @@ def test_a_crash_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> 
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
     save_step(tmp_path / "counted", 1)
-    operations = count_operations(tmp_path / "counted")
-    for last in range(operations):
-        checkpoints = tmp_path / str(last)
-        save_step(checkpoints, 1)
-        left = iter(range(last))
-
-        def crash(name: str, _: tuple[Any, ...], left: Any = left, last: int = last) -> None:
-            if next(left, None) is None:
-                raise Crash(f"before operation {last}, {name}")
-
-        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash, Exception):
-            before_each(patch, crash)
-            save_step(checkpoints, 1)
+    for checkpoints in crashed_saves(tmp_path, 1, count_operations(tmp_path / "counted")):
         assert verify(find_latest(checkpoints)).step == 1
         assert [folder.name for folder in saved(checkpoints)] == ["step-000001"]
 

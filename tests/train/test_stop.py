@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import Tutti
 from rank_jobs import read_ledger, read_losses, run_ranks, train
+from waiting import wait_until
 
 from tutti.config.load import resolve
 from tutti.errors import Interrupted, RankLost, TuttiError
@@ -62,10 +63,15 @@ def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[
                 os.write(self.watch._wake, b"\0")
             else:
                 os.kill(os.getpid(), signal.Signals[how])
-        if self.step > at_step:
-            time.sleep(0.02)  # a run of this size would be over before any word could arrive
+        if self.step > at_step:  # a run of this size would be over before the ranks know of it
+            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know that they are to stop")
 
     job.Job.end_step = end_step_and_stop
+    return end_of_training(values)
+
+
+def end_of_training(values: dict[str, Any]) -> tuple[type, str, int]:
+    """Train; return the type, the text and the exit code of the error that ended it."""
     try:
         train(values)
     except TuttiError as error:
@@ -113,16 +119,12 @@ def cut_in_validation(values: dict[str, Any], how: str) -> tuple[type, str, int]
             os.kill(os.getpid(), signal.SIGKILL)
         if self.step == 44 and self.group.rank == 1 and self.watch.stop_reason is None:
             os.kill(os.getpid(), signal.Signals[how])
-        while self.step == 44 and self.watch.stop_reason is None:
-            time.sleep(0.01)  # the run's other threads agree meanwhile
+        if self.step == 44:
+            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know of the signal")
         return goes_on(self)
 
     job.Job._validation_goes_on = goes_on_until_the_signal
-    try:
-        train(values)
-    except TuttiError as error:
-        return type(error), str(error), error.exit_code
-    return type(None), "finished", 0
+    return end_of_training(values)
 
 
 @pytest.mark.ranks
