@@ -24,12 +24,22 @@ def _used(pid: int) -> float:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            yield child
-            yield from _below(child)
+    """Yield the processes that a process has started, and those that they have; any of them may end meanwhile."""
+    for child in _children(pid):
+        yield child
+        yield from _below(child)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [child for thread in threads for child in _started_by(pid, thread)]
+
+
+def _started_by(pid: int, thread: str) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+    except OSError:
+        return []
