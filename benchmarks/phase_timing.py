@@ -58,13 +58,13 @@ def be_rank(args: argparse.Namespace) -> None:
     set_threads(config.runtime, placement)
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
-    watch = Monitor(placement, group.hub, group.hosts, config.runtime)
+    monitor = Monitor(placement, group.hub, group.hosts, config.runtime)
     runs = {}
     for phases in ("on", "off"):
         folder = RunFolder(args.result.parent / phases)
         folder.logs.mkdir(parents=True, exist_ok=True)
         log = config.log.model_copy(update={"phases": phases == "on"})
-        job = build_job(TorchFramework(), config.model_copy(update={"log": log}), group, watch, device, folder, None)
+        job = build_job(TorchFramework(), config.model_copy(update={"log": log}), group, monitor, device, folder, None)
         job.valid_data = None
         runs[phases] = steps_of(job)
     seconds: dict[str, list[float]] = {"on": [], "off": []}
@@ -77,7 +77,7 @@ def be_rank(args: argparse.Namespace) -> None:
             seconds[name].append(time.perf_counter() - began)
     if group.is_first:
         args.result.write_text(json.dumps({"seconds": seconds, "device": str(device)}))
-    watch.close()
+    monitor.close()
     group.barrier("the end")
     os._exit(0)  # at a normal exit torch could abort: two DDP models outlive the process group
 

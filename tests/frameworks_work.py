@@ -66,7 +66,7 @@ def stopped(name: str, out: Path, framework: str) -> dict[str, Any]:
         if self.step == 9 and self.group.rank == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         if self.step >= 9:  # a run of this size would be over before the ranks know of the signal
-            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know of the signal")
+            wait_until(lambda: self.monitor.stop_reason, lambda: "the ranks do not know of the signal")
 
     Job.end_step = end_step_and_stop
     try:

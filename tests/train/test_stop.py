@@ -59,12 +59,12 @@ def stopped(values: dict[str, Any], at_step: int, rank: int, how: str) -> tuple[
         end_step(self, loss)
         if self.step == at_step and self.group.rank == rank:
             if how == "clock":
-                self.watch._ends = time.time() + 1
-                os.write(self.watch._wake, b"\0")
+                self.monitor._ends = time.time() + 1
+                os.write(self.monitor._wake, b"\0")
             else:
                 os.kill(os.getpid(), signal.Signals[how])
         if self.step > at_step:  # a run of this size would be over before the ranks know of it
-            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know that they are to stop")
+            wait_until(lambda: self.monitor.stop_reason, lambda: "the ranks do not know that they are to stop")
 
     job.Job.end_step = end_step_and_stop
     return end_of_training(values)
@@ -117,10 +117,10 @@ def cut_in_validation(values: dict[str, Any], how: str) -> tuple[type, str, int]
     def goes_on_until_the_signal(self: job.Job) -> bool:
         if self.step == 44 and how == "SIGKILL":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.step == 44 and self.group.rank == 1 and self.watch.stop_reason is None:
+        if self.step == 44 and self.group.rank == 1 and self.monitor.stop_reason is None:
             os.kill(os.getpid(), signal.Signals[how])
         if self.step == 44:
-            wait_until(lambda: self.watch.stop_reason, lambda: "the ranks do not know of the signal")
+            wait_until(lambda: self.monitor.stop_reason, lambda: "the ranks do not know of the signal")
         return goes_on(self)
 
     job.Job._validation_goes_on = goes_on_until_the_signal

@@ -89,7 +89,7 @@ def build_job(
     framework: Framework,
     config: RunConfig,
     group: Group,
-    watch: Monitor,
+    monitor: Monitor,
     device: torch.device,
     folder: RunFolder,
     resume: Path | None,
@@ -108,9 +108,9 @@ def build_job(
         first_step = manifest.step if manifest else 0
         screen = Screen(plan.total_steps, config.epochs, group.world_size, first_step, on_terminal)
     journal = Journal(folder, screen, config.log.tensorboard)
-    learner = parts.make_learner(config, group, device, watch.enter)
+    learner = parts.make_learner(config, group, device, monitor.enter)
     loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, device, config.data.workers, prefetch)
-    job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, watch)
+    job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, monitor)
     if resume and manifest:
         job.later_steps = later
         job.restore(resume, manifest)

@@ -49,10 +49,10 @@ class Job(TrainingProgress, Generic[LearnerType]):
         learner: LearnerType,
         loader: Loader,
         valid_data: Any,
-        watch: Monitor,
+        monitor: Monitor,
     ) -> None:
         self.config, self.plan, self.schedule = config, plan, schedule
-        self.group, self.folder, self.journal, self.watch = group, folder, journal, watch
+        self.group, self.folder, self.journal, self.monitor = group, folder, journal, monitor
         self.learner, self.loader, self.valid_data = learner, loader, valid_data
         self.step = 0
         self.results: dict[str, float] = {}
@@ -71,7 +71,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._save_problem = ""
         self._is_validated = True  # the epoch that ends with this step, if one does
         self._is_cut = False  # validation ended on this rank when the run was to stop
-        self._at = watch.enter if learner.reports_phases else _report_nothing
+        self._at = monitor.enter if learner.reports_phases else _report_nothing
         log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
         self._skipped = SkippedFiles((loader.dataset, valid_data), log, group, journal)
         self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
@@ -111,7 +111,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def goes_on(self) -> bool:
         """Whether another step is to be made; all ranks get the same answer."""
-        return not self.has_reached and self.watch.continues_after(self.step)
+        return not self.has_reached and self.monitor.continues_after(self.step)
 
     def next_batch(self) -> RankBatch | None:
         """This rank's next batch, or None after the last."""
@@ -208,7 +208,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
         *totals, cuts = self.group.sum(torch.cat([own, torch.tensor([float(self._is_cut)])])).tolist()
         if cuts:
-            self._stop(next(reason for reason in self.group.gather(self.watch.stop_reason) if reason))
+            self._stop(next(reason for reason in self.group.gather(self.monitor.stop_reason) if reason))
         means = weighted_means(self.learner.names, totals)
         self._skipped.log()
         self._skipped.check_some_left(means, len(self.valid_data))
@@ -240,14 +240,14 @@ class Job(TrainingProgress, Generic[LearnerType]):
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
         self._is_best = False
         self.learner.timer.paused()
-        self.watch.save_seconds = max(self.watch.save_seconds, time.monotonic() - began)
+        self.monitor.save_seconds = max(self.monitor.save_seconds, time.monotonic() - began)
 
     def finish(self) -> None:
         """End the run: an error where it was stopped early, or where its last checkpoint is not durable; every rank."""
-        self.watch.suspend()
+        self.monitor.suspend()
         if not self.is_over:
-            if self.watch.stop_reason is not None:
-                self._stop(self.watch.stop_reason)
+            if self.monitor.stop_reason is not None:
+                self._stop(self.monitor.stop_reason)
         elif self.saves_now and self._saved_step != self.step:
             error = CheckpointError(
                 f"the run is trained to its end, step {self.step:,}, but {self._save_problem}. "
@@ -358,7 +358,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def _validation_goes_on(self) -> bool:
         self._at(StepPart.VALIDATION, self.step)
-        self._is_cut = self.watch.stop_reason is not None
+        self._is_cut = self.monitor.stop_reason is not None
         return not self._is_cut
 
     def _check_finite(self, loss: float) -> None:

@@ -65,13 +65,13 @@ def run_rank(
 
     with ExitStack() as after, framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
         check_same_code(rank.group)
-        watch = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
+        monitor = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
             with _owned(own, rank.group):
-                job = _run_in(own, is_new, framework, config, rank, watch, resume)
+                job = _run_in(own, is_new, framework, config, rank, monitor, resume)
         finally:
-            watch.close()
+            monitor.close()
         after.enter_context(_on_signals(signal.SIG_IGN))  # the run is finished, and its ranks only leave
     return TrainingResult(own, job.results, job.samples_per_second, job.learner.model)
 
@@ -149,11 +149,11 @@ def _run_in(
     framework: Framework,
     config: RunConfig,
     rank: Joined,
-    watch: Monitor,
+    monitor: Monitor,
     resume: Path | None,
 ) -> Job[Any]:
     """Build a job and train it in a folder, which gets what ranks print, the record and the configuration."""
-    watch.write_to(folder)
+    monitor.write_to(folder)
     group = rank.group
     log, prefix = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
     with captured_output(log, group.is_first, prefix):
@@ -163,8 +163,8 @@ def _run_in(
                 begin_record(record, config, rank.group, rank.machine, resumed_from=str(resume) if resume else None)
             cores = _cores(rank.group, rank.machine)
             try:
-                with watch.explained(), _on_signals(_stop_at_start(folder)):
-                    job = build_job(framework, config, rank.group, watch, rank.device, folder, resume)
+                with monitor.explained(), _on_signals(_stop_at_start(folder)):
+                    job = build_job(framework, config, rank.group, monitor, rank.device, folder, resume)
             except BaseException as error:
                 if rank.group.is_first:
                     _discard(folder, record, is_new, error)
@@ -189,7 +189,7 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
             record.write()
             write_config(folder, job.config.as_yaml())
             announce()
-        with job.watch.explained():
+        with job.monitor.explained():
             framework.train(job)
         for line in job.describe_stop():
             job.journal.say(line)

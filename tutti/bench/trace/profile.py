@@ -77,7 +77,7 @@ class Ranges:
 
 
 class RangeMonitor(Monitor):
-    """A watch that also opens a profiler range for each part of a step."""
+    """A monitor that also opens a profiler range for each part of a step."""
 
     def __init__(
         self, placement: Placement, hub: HubClient, hosts: Sequence[str], config: RuntimeConfig, ranges: Ranges
@@ -152,9 +152,9 @@ def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, fo
         group = session.group
         agreed(group, lambda: check_parts(config, group.world_size))
         ranges = Ranges(on_gpu=session.device.type == "cuda")
-        with _watched(session, ranges) as watch:
+        with _monitored(session, ranges) as monitor:
             job = build_job(
-                TorchFramework(), without_saving(config), group, watch, session.device, session.folder, None
+                TorchFramework(), without_saving(config), group, monitor, session.device, session.folder, None
             )
             job.valid_data = None
             try:
@@ -180,14 +180,14 @@ def without_saving(config: RunConfig) -> RunConfig:
 
 
 @contextmanager
-def _watched(session: Session, ranges: Ranges) -> Iterator[RangeMonitor]:
-    watch = RangeMonitor(session.placement, session.group.hub, session.group.hosts, session.config.runtime, ranges)
-    watch.write_to(session.folder)
+def _monitored(session: Session, ranges: Ranges) -> Iterator[RangeMonitor]:
+    monitor = RangeMonitor(session.placement, session.group.hub, session.group.hosts, session.config.runtime, ranges)
+    monitor.write_to(session.folder)
     try:
-        with watch.explained():
-            yield watch
+        with monitor.explained():
+            yield monitor
     finally:
-        watch.close()
+        monitor.close()
 
 
 def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: TracedSteps) -> None:
@@ -196,7 +196,7 @@ def _trace(session: Session, job: Job[TorchLearner], ranges: Ranges, asked: Trac
     recorder = Recorder(session.device, asked.memory, asked.stacks)
     with direct_averages_marked():
         clocks = _train(session, job, ranges, asked, recorder)
-    job.watch.suspend()
+    job.monitor.suspend()
     clock = clock_of(clocks[0], clocks[1], shared)
     path = session.folder.path / "traces" / f"rank-{group.rank}.json.gz"
     agreed(group, functools.partial(_write_trace, recorder, path))
@@ -234,7 +234,7 @@ def _train(
         if job.step == asked.last:
             recorder.stop()
             return [*clocks, measure_offset(session.group)]
-    stopped = Interrupted(f"stopped {job.watch.stop_reason} after step {job.step:,}, before all steps were traced.")
+    stopped = Interrupted(f"stopped {job.monitor.stop_reason} after step {job.step:,}, before all steps were traced.")
     stopped.agreed = True
     raise stopped
 
