@@ -1,0 +1,1 @@
+"""The commands that look ahead: forecast, advise and propose."""
