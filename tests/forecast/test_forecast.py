@@ -11,8 +11,8 @@ from scaling_curves import flat, logarithmic, ring, weak_curve
 from tutti.errors import DataError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
 from tutti.forecast.forecast import Forecast, fit_curve, forecast
+from tutti.forecast.link import KnownLink
 from tutti.forecast.population import Fabric, shipped
-from tutti.forecast.posterior import Level
 
 FEW = settings(max_examples=15, deadline=None)
 FABRICS = st.sampled_from(list(Fabric))
@@ -115,9 +115,9 @@ def test_one_node_shows_no_link() -> None:
     assert band.interval90[1] / band.interval90[0] > 1.2 * known.interval90[1] / known.interval90[0]
 
 
-def test_a_link_is_not_used_where_nodes_were_measured() -> None:
+def test_a_link_is_not_used_where_nodes_were_measured_without_their_parts() -> None:
     curve = weak_curve(ring(0.1), (1, 2))
-    link = Level(2, math.log(5 / 32))
+    link = KnownLink("given", 0.05, lambda ranks: 5.0)
     plain, linked = (forecast(fit_curve(curve, Fabric.HPC, each), [32])[0] for each in (None, link))
     assert linked.samples_per_second == plain.samples_per_second
     assert any("link is not used" in warning for warning in linked.warnings)

@@ -7,7 +7,7 @@ import pytest
 from tutti.bench.collectives.results import Measured, Results
 from tutti.errors import ConfigError, TuttiError
 from tutti.forecast.curve import ScalingCurve
-from tutti.forecast.link import collectives_level, link_level, parse_link, parse_size
+from tutti.forecast.link import given_link, measured_link, parse_link, parse_size, two_node_level
 from tutti.forecast.table import check_curve, read_table
 from tutti.study.definition import Mode
 
@@ -112,11 +112,11 @@ def test_a_link_without_a_unit_is_refused(text: str, words: list[str]) -> None:
 
 def test_a_slow_link_makes_a_slow_step(tmp_path: Path) -> None:
     curve = read(tmp_path, BATCHES + "1,1,100,10\n4,1,400,10\n")
-    slow, fast = (link_level(curve, parse_link(text), 1e8) for text in ("1Gbit,50us", "200Gbit,3us"))
+    slow, fast = (two_node_level(curve, given_link(curve, text, 1e8)) for text in ("1Gbit,50us", "200Gbit,3us"))
     assert slow.log_time > fast.log_time + 0.5
     assert slow.nodes == 2
     with pytest.raises(ConfigError, match="--gradients BYTES"):
-        link_level(curve, parse_link("1Gbit,50us"), None)
+        given_link(curve, "1Gbit,50us", None)
 
 
 def write_collectives(folder: Path, hosts: list[str], rate: float) -> Path:
@@ -133,9 +133,9 @@ def write_collectives(folder: Path, hosts: list[str], rate: float) -> Path:
 def test_measured_collectives_say_what_a_given_link_does(tmp_path: Path) -> None:
     curve = read(tmp_path, BATCHES + "1,1,100,10\n2,1,200,10\n")
     across = write_collectives(tmp_path / "across", ["n1", "n1", "n2", "n2"], 1.25e8)
-    measured = collectives_level(curve, across, 1e8)
-    given = link_level(curve, parse_link("1Gbit,1us"), 1e8)
+    measured = two_node_level(curve, measured_link(curve, across, 1e8))
+    given = two_node_level(curve, given_link(curve, "1Gbit,1us", 1e8))
     assert measured.log_time == pytest.approx(given.log_time, abs=0.02)
     alone = write_collectives(tmp_path / "alone", ["n1", "n1"], 1.25e8)
     with pytest.raises(ConfigError, match=r"all ranks were on one host.*on 2 nodes"):
-        collectives_level(curve, alone, 1e8)
+        measured_link(curve, alone, 1e8)

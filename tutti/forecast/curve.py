@@ -22,6 +22,8 @@ class MeasuredRun:
     samples_per_second: float
     per_rank_batch: float | None = None
     exposed_seconds: float | None = None  # communication of a step that nothing overlaps
+    reading_seconds: float | None = None  # waiting for the samples of a step
+    has_slow_rank: bool = False  # whether its record names a rank that the others wait for
 
     @property
     def per_node(self) -> int:

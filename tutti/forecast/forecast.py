@@ -10,11 +10,14 @@ from tutti import units
 from tutti.errors import DataError
 from tutti.forecast.curve import ScalingCurve, levels_of
 from tutti.forecast.laws import Array
+from tutti.forecast.link import KnownLink, two_node_level
+from tutti.forecast.parts import PartsModel, has_parts
 from tutti.forecast.population import Fabric, Population, shipped
 from tutti.forecast.posterior import TRUST, Level, Likelihood, Predictive, around, likelihood, mix, predict
 
 FAR = 4  # times the measured nodes from which a forecast is called far
 SMALL_BATCH_SPREAD = 0.05  # for each halving of the per-rank batch below the smallest measured one
+UNUSED = "the link is not used: several nodes were measured, without the parts of their steps"
 OUTLIER = 4.0  # deviations from which a measurement is named
 
 SURE = 0.84  # from this probability on, efficiency is said to reach a threshold: the 68 % interval excludes it
@@ -50,6 +53,7 @@ class FittedCurve:
     parts: tuple[Part, ...]
     source: str
     warnings: tuple[str, ...] = field(default=())
+    by_parts: PartsModel | None = None  # where several nodes were measured with their parts, and the link is known
 
     @property
     def best_rate(self) -> float:
@@ -62,6 +66,8 @@ class FittedCurve:
         nodes = self.curve.nodes_for(ranks)
         if nodes == 1 and any(each.nodes == 1 for each in self.curve.measurements):
             return self._within_one_node(ranks)
+        if self.by_parts and ranks > self.curve.measurements[-1].ranks:
+            return self.by_parts.log_time(ranks)
         ratio, spread = self.curve.batch_ratio(ranks), _small_batch(self.curve, ranks)
         predicted = [
             (share, predict(fit, cells, population, nodes, ratio, spread))
@@ -85,29 +91,31 @@ class FittedCurve:
 def fit_curve(
     curve: ScalingCurve,
     fabric: Fabric | None,
-    link: Level | None = None,
+    link: KnownLink | None = None,
     alone: bool = False,
     populations: Mapping[Fabric, Population] | None = None,
 ) -> FittedCurve:
     """Fit a curve. One that was measured on one node needs a link, or `alone` for a band that is no forecast."""
     populations = populations or shipped()
     fabrics = [fabric] if fabric else list(Fabric)
-    unused = ("the link is not used: several nodes were measured",) if link and curve.most_nodes > 1 else ()
-    link = link if curve.most_nodes == 1 else None
-    if curve.most_nodes == 1 and link is None and not alone:
+    by_parts = PartsModel(curve, link) if link and has_parts(curve) else None
+    unused = () if by_parts or not link or curve.most_nodes == 1 else (UNUSED,)
+    level = two_node_level(curve, link) if link and curve.most_nodes == 1 else None
+    if curve.most_nodes == 1 and level is None and not alone:
         raise DataError(
             f"everything was measured on one node (up to {units.count(curve.measurements[-1].ranks, 'rank')}): "
             "expected at least 2 nodes, since one node does not show the link between nodes. Measure "
             f"{'3 or 4 nodes' if fabric is Fabric.TCP else '2 nodes'} for 100 steps, give --link RATE,LATENCY with "
             "--gradients BYTES, or ask for --band, which is no forecast."
         )
-    fits = [_fit(curve, each, populations[each], link) for each in fabrics]
+    fits = [_fit(curve, each, populations[each], level) for each in fabrics]
     logs = TRUST * np.array([evidence for *_, evidence in fits])
     shares = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
     parts = tuple((float(share), *fit[:3]) for share, fit in zip(shares, fits, strict=True))
     levels = tuple(levels_of(curve, populations[fabrics[0]].within_node))
-    warnings = unused + _curve_warnings(curve, fabric, levels, parts)
-    return FittedCurve(curve, levels, parts, _source(curve, fabric, link), warnings)
+    warnings = unused + (_part_warnings(by_parts) if by_parts else _curve_warnings(curve, fabric, levels, parts))
+    used = link if by_parts or level else None
+    return FittedCurve(curve, levels, parts, _source(curve, fabric, used), warnings, by_parts)
 
 
 def forecast(fitted: FittedCurve, ranks: Sequence[int], threshold: float | None = None) -> list[Forecast]:
@@ -122,10 +130,10 @@ def forecast(fitted: FittedCurve, ranks: Sequence[int], threshold: float | None 
 
 
 def _fit(
-    curve: ScalingCurve, fabric: Fabric, population: Population, link: Level | None
+    curve: ScalingCurve, fabric: Fabric, population: Population, level: Level | None
 ) -> tuple[Likelihood, Array, Population, float]:
     levels = levels_of(curve, population.within_node)
-    found = likelihood([*levels, link] if link else levels, fabric, population.noise)
+    found = likelihood([*levels, level] if level else levels, fabric, population.noise)
     weights, evidence = found.posterior(population)
     return found, weights, population, evidence
 
@@ -167,11 +175,17 @@ def _basis(fitted: FittedCurve, ranks: int) -> str:
     return f"{'interpolated between' if inside else 'from'} {fitted.source}"
 
 
-def _source(curve: ScalingCurve, fabric: Fabric | None, link: Level | None) -> str:
+def _source(curve: ScalingCurve, fabric: Fabric | None, link: KnownLink | None) -> str:
     counts = sorted({each.nodes for each in curve.measurements})
     nodes = f"{', '.join(map(str, counts))} node{'s' if counts != [1] else ''}"
     name = {Fabric.HPC: "HPC fabric", Fabric.TCP: "TCP"}[fabric] if fabric else "unknown fabric"
-    return f"measurements on {nodes}, {name}{', given link' if link else ''}"
+    return f"measurements on {nodes}, {name}{f', link {link.source}' if link else ''}"
+
+
+def _part_warnings(model: PartsModel) -> tuple[str, ...]:
+    if model.reading_limits:
+        return ("reading limits the step: the file server is taken to give all ranks together no more than measured",)
+    return ("the file system is not in the numbers: reading did not limit any measured step",)
 
 
 def _curve_warnings(

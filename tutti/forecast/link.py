@@ -1,4 +1,4 @@
-"""A link between nodes that is given and not measured: what it makes of a step on two nodes."""
+"""A link between nodes that is given or was measured apart: how long the exchange of a step takes over it."""
 
 import math
 import re
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tutti.errors import ConfigError
-from tutti.forecast.curve import ScalingCurve
+from tutti.forecast.curve import MeasuredRun, ScalingCurve
 from tutti.forecast.posterior import Level
 from tutti.study.links import read_all_reduce
 
-DEVIATION = 0.1  # of the log step time that a given link implies
+DEVIATION = 0.1  # of the log step time that a link implies, where no several nodes were measured
+GIVEN_DEVIATION = 0.08  # of the log of an all-reduce, from a nominal rate
+MEASURED_DEVIATION = 0.04  # of the same, from measured collectives
 BACKWARD = 2 / 3  # of compute, which the exchange may overlap
 OVERLAP = 2.0  # (backward^p + exchange^p)^(1/p)
 BUCKET_BYTES = 25 * 2**20  # of the gradients that are reduced together
@@ -28,6 +30,15 @@ class GivenLink:
     latency_seconds: float
 
 
+@dataclass(frozen=True)
+class KnownLink:
+    """A link that is given or was measured apart: how long the all-reduce of the gradients takes over it."""
+
+    source: str
+    deviation: float  # of the log of its seconds
+    seconds: Callable[[int], float]  # by the number of ranks, on several nodes
+
+
 def parse_link(text: str) -> GivenLink:
     """Read RATE,LATENCY, as in 200Gbit,3us."""
     rate, comma, latency = text.partition(",")
@@ -41,43 +52,54 @@ def parse_size(text: str) -> float:
     return _quantity("--gradients", text, text, _SIZES)
 
 
-def link_level(curve: ScalingCurve, link: GivenLink, gradient_bytes: float | None) -> Level:
-    """The step on two full nodes that a ring over the given link implies."""
+def given_link(curve: ScalingCurve, text: str, gradient_bytes: float | None) -> KnownLink:
+    """The all-reduce of the gradients in a ring over a link that is given as RATE,LATENCY."""
+    link = parse_link(text)
+    size = _checked_size(curve, "--link", gradient_bytes)
+    buckets = math.ceil(size / BUCKET_BYTES)
 
-    def ring_seconds(ranks: int, size: float) -> float:
-        buckets = math.ceil(size / BUCKET_BYTES)
+    def seconds(ranks: int) -> float:
         return 2 * (ranks - 1) / ranks * size / link.bytes_per_second + 2 * buckets * link.latency_seconds
 
-    return _level(curve, "--link", ring_seconds, gradient_bytes)
+    return KnownLink(text, GIVEN_DEVIATION, seconds)
 
 
-def collectives_level(curve: ScalingCurve, given: Path, gradient_bytes: float | None) -> Level:
-    """The step on two full nodes that a measurement of collectives on several hosts implies."""
+def measured_link(curve: ScalingCurve, given: Path, gradient_bytes: float | None) -> KnownLink:
+    """The all-reduce of the gradients as a measurement of collectives on several hosts has it."""
     model, _ = read_all_reduce(given)
     if not any(each.across_hosts for each in model.regimes):
         raise ConfigError(
             f"--collectives {given}: all ranks were on one host: expected a measurement on 2 nodes or more. "
             "Run `tutti bench collectives --operations all_reduce` on 2 nodes."
         )
-    return _level(curve, "--collectives", lambda ranks, size: model.seconds(ranks, size, True), gradient_bytes)
+    size = _checked_size(curve, "--collectives", gradient_bytes)
+    return KnownLink(str(given), MEASURED_DEVIATION, lambda ranks: model.seconds(ranks, size, True))
 
 
-def _level(
-    curve: ScalingCurve, option: str, exchange_seconds: Callable[[int, float], float], gradient_bytes: float | None
-) -> Level:
-    full = max(curve.measurements, key=lambda each: (each.nodes == 1, each.ranks))
-    if gradient_bytes is None or full.per_rank_batch is None:
+def two_node_level(curve: ScalingCurve, link: KnownLink) -> Level:
+    """The step on two full nodes that a link implies."""
+    full = _fullest(curve)
+    assert full.per_rank_batch is not None
+    seconds = full.per_rank_batch * full.ranks / full.samples_per_second
+    exchange = link.seconds(2 * curve.ranks_per_node)
+    backward = BACKWARD * seconds
+    step = seconds - backward + (backward**OVERLAP + exchange**OVERLAP) ** (1 / OVERLAP)
+    log_time = math.log(curve.time_of(full.ranks, full.samples_per_second) * step / seconds)
+    return Level(2, log_time, DEVIATION, curve.batch_ratio(full.ranks))
+
+
+def _fullest(curve: ScalingCurve) -> MeasuredRun:
+    return max(curve.measurements, key=lambda each: (each.nodes == 1, each.ranks))
+
+
+def _checked_size(curve: ScalingCurve, option: str, gradient_bytes: float | None) -> float:
+    if gradient_bytes is None or _fullest(curve).per_rank_batch is None:
         lacking = "--gradients BYTES" if gradient_bytes is None else "the column per_rank_batch"
         raise ConfigError(
             f"{option} says how fast bytes travel: expected {lacking} as well, since the exchange of a step is "
             "compared with the seconds of its compute."
         )
-    seconds = full.per_rank_batch * full.ranks / full.samples_per_second
-    exchange = exchange_seconds(2 * curve.ranks_per_node, gradient_bytes)
-    backward = BACKWARD * seconds
-    step = seconds - backward + (backward**OVERLAP + exchange**OVERLAP) ** (1 / OVERLAP)
-    log_time = math.log(curve.time_of(full.ranks, full.samples_per_second) * step / seconds)
-    return Level(2, log_time, DEVIATION, curve.batch_ratio(full.ranks))
+    return gradient_bytes
 
 
 def _quantity(option: str, whole: str, text: str, known: dict[str, float]) -> float:

@@ -131,7 +131,7 @@ def likelihood(levels: Sequence[Level], fabric: Fabric, noise: float) -> Likelih
         middle = (weights * offsets).sum(0) / weights.sum(0)
         weights = _t_weights(offsets - middle, scale)
     variance = 1 / weights.sum(0)
-    logs = _log_t(offsets - middle, scale).sum(0) + 0.5 * np.log(2 * math.pi * variance)
+    logs = log_t(offsets - middle, scale).sum(0) + 0.5 * np.log(2 * math.pi * variance)
     return Likelihood(grid, logs, middle, variance, last, noise)
 
 
@@ -145,7 +145,7 @@ def predict(
     doublings = max(math.log2(nodes / found.last_nodes), 0.0)
     level_variance = float(np.average(found.level_variance.ravel()[kept], weights=kept_weights))
     scale = math.sqrt(found.noise**2 + level_variance + (population.discrepancy * doublings) ** 2 + spread**2)
-    return _smoothed(means, kept_weights, scale)
+    return smoothed(means, kept_weights, scale)
 
 
 def mix(parts: Sequence[tuple[float, Predictive]]) -> Predictive:
@@ -159,14 +159,15 @@ def mix(parts: Sequence[tuple[float, Predictive]]) -> Predictive:
 
 def around(log_time: float, deviation: float) -> Predictive:
     """The distribution around one value."""
-    return _smoothed(np.array([log_time]), np.ones(1), deviation)
+    return smoothed(np.array([log_time]), np.ones(1), deviation)
 
 
-def _smoothed(means: Array, weights: Array, scale: float) -> Predictive:
+def smoothed(means: Array, weights: Array, scale: float) -> Predictive:
+    """The distribution of log times with weights, each of them spread by noise."""
     low = float(means.min()) - _REACH
     size = int((float(means.max()) + _REACH - low) / _STEP) + 1
     sums = np.bincount(np.round((means - low) / _STEP).astype(int), weights, minlength=size)
-    kernel = np.exp(_log_t(_KERNEL, np.array(scale)))
+    kernel = np.exp(log_t(_KERNEL, np.array(scale)))
     half = len(_KERNEL) // 2
     density = np.convolve(sums, kernel)[half : half + len(sums)]
     return Predictive(low + _STEP * np.arange(len(sums)), density / density.sum())
@@ -197,6 +198,7 @@ def _t_weights(offsets: Array, scale: Array) -> Array:
     return (DEGREES + 1) / (DEGREES + (offsets / scale) ** 2) / scale**2
 
 
-def _log_t(offsets: Array, scale: Array) -> Array:
+def log_t(offsets: Array, scale: Array) -> Array:
+    """The log of the density of Student's t."""
     constant = math.lgamma((DEGREES + 1) / 2) - math.lgamma(DEGREES / 2) - 0.5 * math.log(DEGREES * math.pi)
     return constant - np.log(scale) - (DEGREES + 1) / 2 * np.log1p((offsets / scale) ** 2 / DEGREES)

@@ -89,9 +89,12 @@ def _measured(ranks: int, nodes: int, group: Sequence[PointOutcome]) -> Measured
     plan = group[0].plan
     batch, total = plan.get("per_rank_batch"), plan.get("global_batch")
     shares = combined_shares(window for run in group for window in run.windows)
-    share = shares.get(StepPart.COMMUNICATION)
-    exposed = share * total / speed if share is not None and total else None
-    return MeasuredRun(ranks, nodes, speed, batch, exposed)
+    step = total / speed if total else 0.0
+    exposed, reading = (
+        shares[part] * step if shares and step else None for part in (StepPart.COMMUNICATION, StepPart.DATA)
+    )
+    slow = any(run.conditions.get("slow_ranks") for run in group)
+    return MeasuredRun(ranks, nodes, speed, batch, exposed, reading, slow)
 
 
 def _nodes(outcome: PointOutcome) -> int:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tutti.forecast.curve import ScalingCurve
     from tutti.forecast.forecast import Forecast
     from tutti.forecast.kept import CheckedForecast
+    from tutti.forecast.link import KnownLink
     from tutti.forecast.population import Fabric
-    from tutti.forecast.posterior import Level
 
 app = typer.Typer()
 
@@ -47,9 +47,7 @@ def forecast(
         typer.Option(help="What stays: the batch of a rank (weak) or of all (strong).", show_default="weak"),
     ] = None,
     efficiency: Annotated[str | None, typer.Option(help="Say whether efficiency reaches this, as in 80%.")] = None,
-    link: Annotated[
-        str | None, typer.Option(help="The link between nodes, where one node was measured: 200Gbit,3us.")
-    ] = None,
+    link: Annotated[str | None, typer.Option(help="The rate and latency of a node's link: 200Gbit,3us.")] = None,
     collectives: Annotated[
         Path | None, typer.Option(help="The same, measured: a run of tutti bench collectives.", metavar="RUN")
     ] = None,
@@ -78,12 +76,16 @@ def forecast(
     curve, size, workload = _read(study, table, mode, ranks_per_node)
     asked = _asked(ranks, nodes, curve)
     threshold = _share(efficiency) if efficiency is not None else None
-    level, source = _level(curve, link, collectives, gradients, size)
-    is_band = band and curve.most_nodes == 1 and level is None
-    made = make_forecast(fit_curve(curve, network, level, alone=band), asked, threshold)
+    known = _known_link(curve, link, collectives, gradients, size)
+    is_band = band and curve.most_nodes == 1 and known is None
+    made = make_forecast(fit_curve(curve, network, known, alone=band), asked, threshold)
     written: list[tuple[str, Path]] = []
     if folder := out or study:
-        written += [] if is_band else [("kept:", keep(folder, curve, network, source, made, workload))]
+        written += (
+            []
+            if is_band
+            else [("kept:", keep(folder, curve, network, known.source if known else None, made, workload))]
+        )
         if out or not as_json:
             written += [("picture:", _draw(folder, curve, made, is_band))]
     if as_json:
@@ -92,20 +94,18 @@ def forecast(
         _show(curve, made, threshold, is_band, written)
 
 
-def _level(
+def _known_link(
     curve: "ScalingCurve", link: str | None, collectives: Path | None, gradients: str | None, size: float | None
-) -> "tuple[Level | None, str | None]":
-    """What a link that is given or measured apart says of two nodes, and where it is from."""
-    from tutti.forecast.link import collectives_level, link_level, parse_link, parse_size
+) -> "KnownLink | None":
+    """The link that is given or was measured apart."""
+    from tutti.forecast.link import given_link, measured_link, parse_size
 
     size = parse_size(gradients) if gradients is not None else size
     if link is not None and collectives is not None:
         raise ConfigError("--link and --collectives are given: expected one of them. Leave out --link.")
     if link is not None:
-        return link_level(curve, parse_link(link), size), link
-    if collectives is not None:
-        return collectives_level(curve, collectives, size), str(collectives)
-    return None, None
+        return given_link(curve, link, size)
+    return measured_link(curve, collectives, size) if collectives is not None else None
 
 
 def _read(
