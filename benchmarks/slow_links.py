@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit(f"no nodes are available here: {why}")
     facts = measure.conditions(ranks=4, trials=options.repeat, rate=options.rate)
     measure.print_conditions(facts)
-    with _folder(options.keep) as folder:
+    with kept_folder(options.keep) as folder:
         for path in (RECIPE, MODEL):
             shutil.copy(path, folder)
         with slurm.running(options.rate) as cluster:
@@ -133,7 +133,7 @@ def _parse() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _folder(kept: Path | None) -> Iterator[Path]:
+def kept_folder(kept: Path | None) -> Iterator[Path]:
     """Returns the given empty folder, or a temporary one."""
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="tutti-slow-links-") as folder:

@@ -1,8 +1,8 @@
-"""The network of slow_links.py: five million parameters, and a compute time that does not depend on other nodes.
+"""The network of slow_links.py and forecast_cluster.py, whose compute time does not depend on other nodes.
 
-The nodes of that benchmark share the cores of one machine and would slow each other down. Most of their compute time is
-therefore simulated by waiting, as a rank waits for an accelerator: a third of it in the forward pass and two thirds in
-the backward pass, layer by layer. The network itself, its gradients and their communication are real.
+The nodes of those benchmarks share the cores of one machine and would slow each other down. Most of their compute time
+is therefore simulated by waiting, as a rank waits for an accelerator: a third of it in the forward pass and two thirds
+in the backward pass, layer by layer. The network itself, its gradients and their communication are real.
 """
 
 import time
@@ -10,19 +10,31 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
 class SlowNetwork(nn.Module):
     """Layers with a fixed compute time for each sample."""
 
-    def __init__(self, inputs: int, width: int, classes: int, seconds_per_sample: float) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        classes: int,
+        seconds_per_sample: float,
+        depth: int = 1,
+        slow_seconds: float = 0.0,
+    ) -> None:
         super().__init__()
-        widths = [inputs, width, width, classes]
+        widths = [inputs, *[width] * (depth + 1), classes]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.seconds = seconds_per_sample / len(self.layers)
+        self.slow_seconds = slow_seconds  # of every step, on rank 1 alone
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        if self.slow_seconds and dist.is_initialized() and dist.get_rank() == 1:
+            time.sleep(self.slow_seconds)
         for number, layer in enumerate(self.layers):
             samples = _Waiting.apply(layer(samples.relu() if number else samples), self.seconds)
         return samples
