@@ -82,7 +82,6 @@ class Setting:
             "optim": {"name": "sgd", "lr": 0.001},
             "batch": {size_key: self.batch},
             "ddp": {"bucket_mb": 1.1 * self.megabytes / self.buckets * 1e6 / 2**20 + 0.2 * (self.buckets == 1)},
-            "log": {"every_steps": 2},
             "epochs": 1,
         }
 

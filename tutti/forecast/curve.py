@@ -23,7 +23,7 @@ class MeasuredRun:
     per_rank_batch: float | None = None
     exposed_seconds: float | None = None  # communication of a step that nothing overlaps
     reading_seconds: float | None = None  # waiting for the samples of a step
-    has_slow_rank: bool = False  # whether its record names a rank that the others wait for
+    waits_steadily: bool = False  # the others wait equally long in every window: for one slow rank, not by chance
 
     @property
     def per_node(self) -> int:

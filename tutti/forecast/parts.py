@@ -26,8 +26,8 @@ _BUCKETS = np.array([1, 2, 3, 4, 6, 10, 20])  # sent one after the other while b
 _RATES = np.linspace(-2.5, 2.5, 21)  # deviations of the link's time
 _FRICTIONS = np.array([0.0, 0.01, 0.02, 0.04])  # for each doubling beyond the measured nodes
 _FRICTION_WEIGHTS = np.array([0.4, 0.3, 0.2, 0.1])
-_LASTING = 0.6  # the probability that waiting is for the same slow rank, and does not grow with the ranks
-_LASTING_IF_NAMED = 0.97  # where the record names a slow rank
+_LASTING = 0.6  # the probability that waiting is for one slow rank, and does not grow with the ranks
+_LASTING_IF_STEADY = 0.97
 _READERS = 9  # values of what is unknown about reading
 _FIXED_SHARE = 0.1  # of compute, in strong mode with one measurement
 
@@ -81,7 +81,7 @@ class PartsModel:
 
     @property
     def _lasting(self) -> float:
-        return _LASTING_IF_NAMED if any(each.has_slow_rank for each in self._runs) else _LASTING
+        return _LASTING_IF_STEADY if any(each.waits_steadily for each in self._runs) else _LASTING
 
     def _own(self, ranks: int, batch: float) -> Array:
         """Compute, waiting and the rest: with waiting that stays, and with waiting that grows with the ranks."""

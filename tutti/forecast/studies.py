@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tutti import units
 from tutti.errors import DataError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
@@ -14,6 +16,9 @@ from tutti.runs.step_parts import StepPart
 from tutti.study.definition import Definition, Mode, StudyFolder, read_definition
 from tutti.study.efficiency import median_of_runs
 from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
+
+LEAST_WINDOWS = 4  # that tell steady waiting from chance
+STEADY = 0.5  # the interquartile range of waiting, over its median
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,17 @@ def _measured(ranks: int, nodes: int, group: Sequence[PointOutcome]) -> Measured
     exposed, reading = (
         shares[part] * step if shares and step else None for part in (StepPart.COMMUNICATION, StepPart.DATA)
     )
-    slow = any(run.conditions.get("slow_ranks") for run in group)
-    return MeasuredRun(ranks, nodes, speed, batch, exposed, reading, slow)
+    return MeasuredRun(ranks, nodes, speed, batch, exposed, reading, _waits_steadily(group))
+
+
+def _waits_steadily(group: Sequence[PointOutcome]) -> bool:
+    """Whether ranks wait for the slowest about equally long in every window."""
+    windows = [window for run in group for window in run.windows if window.shares]
+    waits = np.array([window.shares[StepPart.STRAGGLER] * window.seconds for window in windows])
+    if len(waits) < LEAST_WINDOWS or not np.median(waits):
+        return False
+    low, middle, high = np.percentile(waits, [25, 50, 75])
+    return bool(high - low < STEADY * middle)
 
 
 def _nodes(outcome: PointOutcome) -> int:
