@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from forecast_population import PRIOR_CURVES, Published, beyond, learn, read_curves, up_to
+from forecast_population import PRIOR_CURVES, Published, beyond, learn_all, read_curves, up_to
 
 from tutti import units
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
@@ -194,10 +194,7 @@ TITLES = ("fabric", "family", "nodes", "model", "curves", "median", "p90", "bias
 def judge(curves: Sequence[Published], fixed_curves: float, names: Sequence[str]) -> list[Result]:
     """Every model on every curve that has something to predict."""
     families = sorted({each.family for each in curves})
-    without = {
-        family: {fabric: learn([c for c in curves if c.family != family], fabric, fixed_curves) for fabric in Fabric}
-        for family in families
-    }
+    without = {family: learn_all([c for c in curves if c.family != family], fixed_curves) for family in families}
     models = [of_tutti(without), *(of_law(name, MODELS[name]) for name in names)]
     return [
         model(each, nodes)

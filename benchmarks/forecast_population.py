@@ -6,6 +6,7 @@ machine and one way of measuring.
 
 - Structures, friction and the factor of two nodes: expectation-maximisation over whole curves.
 - Noise and discrepancy: the likelihood of what was predicted for the rest of each curve from its first nodes.
+- The width of intervals: how much of that rest they contain.
 
     python benchmarks/forecast_population.py --curves curves.json --write
 """
@@ -13,7 +14,7 @@ machine and one way of measuring.
 import argparse
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
+from tutti.forecast.forecast import fit_curve
 from tutti.forecast.laws import STRUCTURES
 from tutti.forecast.population import TABLE, Fabric, Normal, Population
-from tutti.forecast.posterior import Level, Likelihood, likelihood, predict
+from tutti.forecast.posterior import Level, Likelihood, Predictive, likelihood, predict
 
 PRIOR_CURVES = 24.0
 FAMILY_CURVES = 6.0
@@ -50,6 +52,7 @@ FIXED = {
         discrepancy=0.05,
     ),
 }
+COVERED = 0.93  # of what was measured later, by intervals of 90 %
 FACTORS = (0.6, 0.8, 1.0, 1.25, 1.6)  # tried for the noise and for the discrepancy
 FACTOR_DEVIATION = 0.25  # of the log of a factor, beforehand
 
@@ -106,6 +109,42 @@ def learn(curves: Sequence[Published], fabric: Fabric, fixed_curves: float = PRI
     return replace(
         found, discrepancy=_best(found.discrepancy, lambda scale: _score(chosen, replace(found, discrepancy=scale)))
     )
+
+
+def learn_all(curves: Sequence[Published], fixed_curves: float = PRIOR_CURVES) -> dict[Fabric, Population]:
+    """The populations of all fabrics, with intervals as wide as the curves need."""
+    found = {fabric: learn(curves, fabric, fixed_curves) for fabric in Fabric}
+    width = _width(curves, found)
+    return {fabric: replace(population, width=width) for fabric, population in found.items()}
+
+
+def _width(curves: Sequence[Published], populations: dict[Fabric, Population]) -> float:
+    """The factor by which intervals of 90 % contain COVERED of what was measured later.
+
+    Every family counts alike on every fabric. A new family differs from all of these: hence more than 90 %.
+    """
+    needed: dict[tuple[str, Fabric, int], list[float]] = defaultdict(list)
+    for each in curves:
+        for nodes in FIRST_NODES:
+            part = up_to(each.curve, nodes)
+            if each.fabric and part.most_nodes > 1:
+                fitted = fit_curve(part, each.fabric, populations=populations)
+                needed[each.family, each.fabric, nodes] += [
+                    _needed_width(fitted.log_time(point.ranks), _log_time(part, point))
+                    for point in beyond(each.curve, nodes)
+                ]
+    groups = [group for group in needed.values() if group]
+    widths = np.concatenate(groups)
+    weights = np.concatenate([np.full(len(group), 1 / len(group) / len(groups)) for group in groups])
+    order = np.argsort(widths)
+    return float(np.interp(COVERED, np.cumsum(weights[order]), widths[order]))
+
+
+def _needed_width(predicted: Predictive, log_time: float) -> float:
+    """The factor that brings a measured value to the edge of the interval of 90 %."""
+    middle = predicted.quantile(0.5)
+    edge = predicted.quantile(0.95 if log_time > middle else 0.05)
+    return (log_time - middle) / (edge - middle)
 
 
 def _weights(curves: Sequence[Published]) -> list[float]:
@@ -218,7 +257,7 @@ def main() -> None:
     given = parser.parse_args()
     curves = read_curves(given.curves)
     families = dict(sorted(Counter(each.family for each in curves).items()))
-    table = {"families": families, "fabrics": {fabric: learn(curves, fabric).as_json() for fabric in Fabric}}
+    table = {"families": families, "fabrics": {fabric: found.as_json() for fabric, found in learn_all(curves).items()}}
     text = json.dumps(_rounded(table), indent=2) + "\n"
     if given.write:
         TABLE.write_text(text)

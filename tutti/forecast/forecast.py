@@ -73,7 +73,9 @@ class FittedCurve:
             (share, predict(fit, cells, population, nodes, ratio, spread))
             for share, fit, cells, population in self.parts
         ]
-        return predicted[0][1] if len(predicted) == 1 else mix(predicted)
+        if len(predicted) > 1:
+            return mix(predicted)
+        return predicted[0][1].with_width(self.parts[0][3].width)
 
     def _within_one_node(self, ranks: int) -> Predictive:
         """Interpolated between the measurements of one node, or continued to the full node."""

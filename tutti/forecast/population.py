@@ -39,6 +39,7 @@ class Population:
     within_node: Normal  # for each doubling of the ranks of a node
     noise: float  # scale of one measurement
     discrepancy: float  # scale of what no structure describes, for each doubling of nodes beyond the measured ones
+    width: float = 1.0  # of intervals, as a multiple of the posterior's, by what published curves turned out to need
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,6 +55,7 @@ def from_json(values: dict[str, Any]) -> Population:
         within_node=Normal(**values["within_node"]),
         noise=values["noise"],
         discrepancy=values["discrepancy"],
+        width=values["width"],
     )
 
 

@@ -113,6 +113,11 @@ class Predictive:
         """The probability of a smaller time."""
         return float(np.interp(log_time, self.axis + _STEP / 2, np.cumsum(self.density), left=0.0, right=1.0))
 
+    def with_width(self, factor: float) -> "Predictive":
+        """The same around its median, wider or narrower by a factor."""
+        middle = self.quantile(0.5)
+        return Predictive(middle + factor * (self.axis - middle), self.density)
+
     def density_at(self, log_time: float) -> float:
         """The density at a log time."""
         return float(np.interp(log_time, self.axis, self.density, left=0.0, right=0.0)) / _STEP
