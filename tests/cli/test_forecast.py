@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import command
+from run_folders import bench_run, train_run
 from study_folders import Made, scale_study
 
 from tutti.cli.main import main
@@ -96,7 +97,7 @@ def test_full_nodes_can_be_asked_for(call: Call) -> None:
         (["--table", "one.csv", "--ranks", "8", "--link", "1Gbit,3us"], ["--gradients BYTES"]),
         (["--table", "points.csv", "--verify"], ["--out FOLDER"]),
         (["--table", "nowhere.csv", "--ranks", "8"], ["nowhere.csv", "cannot be read"]),
-        (["nowhere", "--ranks", "8"], ["nowhere holds no study"]),
+        (["nowhere", "--ranks", "8"], ["nowhere is no run"]),
         (["--table", "from_four.csv", "--ranks", "2"], ["2 ranks: fewer than any measured", "expected 4 or more"]),
     ],
 )
@@ -177,3 +178,22 @@ def test_a_forecast_imports_nothing_heavy(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
     assert "tutti.forecast.posterior" in imported
     assert not imported & {"torch", "tensorflow", "scipy", "matplotlib", "pandas"}
+
+
+def test_one_bench_is_enough_with_a_link(call: Call, tmp_path: Path) -> None:
+    bench_run(tmp_path / "bench", 2)
+    words = ("bench", "--ranks", "8", "--fabric", "tcp")
+    assert call(*words)[0] == 2
+    code, out, _ = call(*words, "--link", "1Gbit,50us", "--json")
+    assert code == 0
+    [made] = json.loads(out)
+    assert made["nodes"] == 4
+    assert made["interval90"][0] < made["samples_per_second"] < 4 * 16 / 0.11
+
+
+def test_runs_are_forecast_together(call: Call, tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        train_run(tmp_path / f"run-{ranks}", ranks, ranks, speed=90.0 * ranks + 10)
+    code, out, _ = call("run-1", "run-2", "--ranks", "4", "--fabric", "hpc")
+    assert code == 0
+    assert "from measurements on 1, 2 nodes, HPC fabric" in out

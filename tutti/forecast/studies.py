@@ -31,9 +31,9 @@ class MeasuredStudy:
     gradient_bytes: float | None  # of a step, where the records hold it
     workload: str  # what the runs of two studies share if one can check the forecast of the other
 
-    def curve(self, ranks_per_node: int | None = None) -> ScalingCurve:
-        """The runs as a curve, refused where they contradict themselves."""
-        return check_curve(self.runs, self.mode, ranks_per_node, str(self.path))
+    def curve(self, ranks_per_node: int | None = None, least: int = 2) -> ScalingCurve:
+        """The runs as a curve, refused where they contradict themselves or are fewer than `least`."""
+        return check_curve(self.runs, self.mode, ranks_per_node, str(self.path), least)
 
 
 def read_study(path: Path) -> MeasuredStudy:
@@ -48,6 +48,11 @@ def read_study(path: Path) -> MeasuredStudy:
     size = float(sizes[0]) if sizes else None
     first = next(each for each in outcomes if each.is_finished and each.windows)
     return MeasuredStudy(path, definition.mode, tuple(runs), size, _workload(definition, first))
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder is that of a study."""
+    return StudyFolder(path).definition.exists()
 
 
 def find_studies(root: Path) -> list[Path]:

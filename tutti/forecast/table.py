@@ -37,9 +37,11 @@ def read_table(path: Path) -> list[MeasuredRun]:
     return [_read_row(path, number, row) for number, row in enumerate(rows, 2)]
 
 
-def check_curve(runs: Sequence[MeasuredRun], mode: Mode, ranks_per_node: int | None, source: str) -> ScalingCurve:
-    """The curve of measurements, refused where they contradict themselves."""
-    if len(runs) < 2:
+def check_curve(
+    runs: Sequence[MeasuredRun], mode: Mode, ranks_per_node: int | None, source: str, least: int = 2
+) -> ScalingCurve:
+    """The curve of measurements, refused where they contradict themselves or are fewer than `least`."""
+    if len(runs) < least:
         raise DataError(
             f"{source}: {units.count(len(runs), 'measurement')}: expected at least two, on different numbers of ranks. "
             "Measure one node and two."

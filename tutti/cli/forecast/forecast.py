@@ -23,6 +23,8 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "tutti forecast runs/studies/digits/2026-11-15_101500_scale_weak --ranks 16,64",
+        "tutti forecast runs/nbody/2026-11-15_1*_n4 runs/nbody/2026-11-15_1*_n8 --ranks 64 --fabric hpc",
+        "tutti forecast runs/bench/nbody/2026-11-15_101500_n4 --collectives runs/bench/links --ranks 64",
         "tutti forecast --table points.csv --ranks 16,64,256 --fabric hpc --efficiency 80%",
         "tutti forecast --table one_node.csv --ranks 16 --link 200Gbit,3us --gradients 97.5MiB",
         "tutti forecast --table points.csv --out proposal --verify",
@@ -30,7 +32,9 @@ app = typer.Typer()
     )
 )
 def forecast(
-    study: Annotated[Path | None, typer.Argument(help="The folder of a study of tutti scale.")] = None,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="A study of tutti scale, or runs of tutti train or tutti bench.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option(help="A CSV file with ranks,nodes,samples_per_second of any framework.")
     ] = None,
@@ -71,16 +75,17 @@ def forecast(
 
     network = _fabric(fabric)
     if verify:
-        _print_checks(_checks(study, table, mode, out), as_json)
+        _print_checks(_checks(_one_study(folders), table, mode, out), as_json)
         return
-    curve, size, workload = _read(study, table, mode, ranks_per_node)
+    least = 1 if link or collectives else 2
+    curve, size, workload = _read(folders or [], table, mode, ranks_per_node, least)
     asked = _asked(ranks, nodes, curve)
     threshold = _share(efficiency) if efficiency is not None else None
     known = _known_link(curve, link, collectives, gradients, size)
     is_band = band and curve.most_nodes == 1 and known is None
     made = make_forecast(fit_curve(curve, network, known, alone=band), asked, threshold)
     written: list[tuple[str, Path]] = []
-    if folder := out or study:
+    if folder := out or _one_study(folders):
         written += (
             []
             if is_band
@@ -108,28 +113,39 @@ def _known_link(
     return measured_link(curve, collectives, size) if collectives is not None else None
 
 
+def _one_study(folders: "list[Path] | None") -> Path | None:
+    """The folder if it is that of a study, where forecasts are kept."""
+    from tutti.forecast.studies import is_study
+
+    return folders[0] if folders and len(folders) == 1 and is_study(folders[0]) else None
+
+
 def _read(
-    study: Path | None, table: Path | None, mode: str | None, ranks_per_node: int | None
+    folders: list[Path], table: Path | None, mode: str | None, ranks_per_node: int | None, least: int = 2
 ) -> "tuple[ScalingCurve, float | None, str | None]":
-    """The curve, the bytes of gradients where they are known, and the workload of a study."""
+    """The curve, the bytes of gradients where they are known, and the workload of a study or of runs."""
+    from tutti.forecast.runs import read_runs
     from tutti.forecast.studies import read_study
     from tutti.forecast.table import check_curve, read_table
     from tutti.study.scale import read_mode
 
     if ranks_per_node is not None and ranks_per_node < 1:
         raise ConfigError(f"--ranks-per-node {ranks_per_node}: expected 1 or more.")
-    if (study is None) == (table is None):
-        given = "both are" if study else "none is"
+    if bool(folders) == (table is not None):
+        given = "both are" if folders else "none is"
         raise ConfigError(f"{given} given: expected the folder of a study or --table FILE. Give one of them.")
-    if study is not None:
+    if study := _one_study(folders):
         if mode is not None:
             raise ConfigError(
                 f"--mode {mode}: a study knows its mode: expected --mode with --table only. Leave it out."
             )
         found = read_study(study)
-        return found.curve(ranks_per_node), found.gradient_bytes, found.workload
-    assert table is not None
-    return check_curve(read_table(table), read_mode(mode or "weak"), ranks_per_node, f"--table {table}"), None, None
+        return found.curve(ranks_per_node, least), found.gradient_bytes, found.workload
+    if table is None:
+        found = read_runs(folders, read_mode(mode) if mode else None)
+        return found.curve(ranks_per_node, least), found.gradient_bytes, found.workload
+    runs = read_table(table)
+    return check_curve(runs, read_mode(mode or "weak"), ranks_per_node, f"--table {table}", least), None, None
 
 
 def _fabric(text: str | None) -> "Fabric | None":
@@ -219,7 +235,7 @@ def _checks(study: Path | None, table: Path | None, mode: str | None, out: Path 
     if table is not None:
         if out is None:
             raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
-        curve, *_ = _read(study, table, mode, None)
+        curve, *_ = _read([], table, mode, None)
         kept, measured = read_kept(out), [(None, curve.measurements)]
     else:
         places = find_studies(root)
