@@ -96,10 +96,11 @@ def combined_shares(windows: Iterable[Window]) -> dict[StepPart, float]:
 def _read(folder: StudyFolder, definition: Definition, point: Point) -> PointOutcome:
     run, state = folder.run(point.id), read_state(folder, point.id)
     record = read_record(run.record) or {}
-    events = read_all_events(run.metrics)
+    path = run.metrics
+    events = read_all_events(path)
     windows, epochs, losses, seconds = [], [], [], 0.0
     for event in events:
-        _check_event(event, run.metrics)
+        _check_event(event, path)
         if event["event"] == "step":
             seconds += event["seconds"]
             losses.append((event["step"], seconds, event["loss"]))
