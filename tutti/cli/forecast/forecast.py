@@ -73,14 +73,14 @@ def forecast(
     from tutti.forecast.forecast import forecast as make_forecast
     from tutti.forecast.kept import keep
 
-    network = _fabric(fabric)
+    network = read_fabric(fabric)
     if verify:
         _print_checks(_checks(_one_study(folders), table, mode, out), as_json)
         return
     least = 1 if link or collectives else 2
     curve, size, workload = _read(folders or [], table, mode, ranks_per_node, least)
     asked = _asked(ranks, nodes, curve)
-    threshold = _share(efficiency) if efficiency is not None else None
+    threshold = read_share(efficiency) if efficiency is not None else None
     known = _known_link(curve, link, collectives, gradients, size)
     is_band = band and curve.most_nodes == 1 and known is None
     made = make_forecast(fit_curve(curve, network, known, alone=band), asked, threshold)
@@ -148,7 +148,8 @@ def _read(
     return check_curve(runs, read_mode(mode or "weak"), ranks_per_node, f"--table {table}", least), None, None
 
 
-def _fabric(text: str | None) -> "Fabric | None":
+def read_fabric(text: str | None) -> "Fabric | None":
+    """The network that --fabric names."""
     from tutti.errors import nearest
     from tutti.forecast.population import Fabric
 
@@ -175,7 +176,7 @@ def _asked(ranks: str | None, nodes: str | None, curve: "ScalingCurve") -> list[
     return sorted(found)
 
 
-def _share(text: str) -> float:
+def read_share(text: str) -> float:
     """An efficiency as 80%, 80 or 0.8."""
     try:
         value = float(text.strip().removesuffix("%"))
