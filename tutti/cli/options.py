@@ -74,7 +74,8 @@ class LazyCommands(TyperGroup):
 
     def _docstring(self, command: str) -> str | None:
         """Read what a command does from the source of its module, without importing it."""
-        tree = ast.parse(Path(__file__).with_name(f"{self.modules[command]}.py").read_text())
+        path = Path(__file__).parent / f"{self.modules[command].replace('.', '/')}.py"
+        tree = ast.parse(path.read_text())
         functions = {part.name.rstrip("_"): part for part in tree.body if isinstance(part, ast.FunctionDef)}
         return ast.get_docstring(functions[command])
 
