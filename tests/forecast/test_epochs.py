@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.forecast.epochs import EpochsPoint, NoiseBelief, believe, fit_epochs
+from tutti.forecast.epochs import EpochsCurve, EpochsPoint, NoiseBelief, believe, fit_epochs
 
 
 def law(batch: float, first: float = 20.0, noise: float = 1000.0) -> float:
@@ -91,8 +91,7 @@ def test_a_noise_scale_that_is_only_bounded_keeps_the_critical_batch_above() -> 
 def test_a_sweep_and_a_noise_scale_narrow_each_other() -> None:
     measured, belief = points([64, 128]), believe(1000, 800, 1250)
 
-    def width(found: object) -> float:
-        assert hasattr(found, "quantile")
+    def width(found: EpochsCurve) -> float:
         return found.quantile(2048, 0.95) / found.quantile(2048, 0.05)
 
     both = width(fit_epochs(measured, belief))

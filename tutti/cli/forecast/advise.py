@@ -223,9 +223,10 @@ def _basis(recipe: "StudiedRecipe", learning: "Learning") -> str:
     from tutti import units
 
     if learning.curve is None:
+        epochs = units.count(recipe.epochs, "epoch")
         return (
-            f"These are hardware numbers only, for as many samples as the recipe's {units.count(recipe.epochs, 'epoch')} "
-            "have: without --sweep or --noise nothing is known about what another global batch needs."
+            f"These are hardware numbers only, for as many samples as the recipe's {epochs} have: without "
+            "--sweep or --noise nothing is known about what another global batch needs."
         )
     noise = units.interval(
         lambda value: units.count(float(f"{value:.3g}")), *(learning.curve.noise_quantile(q) for q in (0.5, 0.05, 0.95))
