@@ -121,6 +121,15 @@ def scale_study(
     return write_study(path, Definition("scale", "digits", (), goal, points, mode, launch_line=line), made)
 
 
+def spread(folder: StudyFolder, per_node: int, **facts: Any) -> Path:
+    """Place the ranks of every run on nodes of so many ranks, and change other facts of the record's segment."""
+    for record in folder.points.glob("*/record.json"):
+        content = json.loads(record.read_text())
+        content["segments"][0] |= {"hosts": [f"n{rank // per_node}" for rank in range(content["ranks"])], **facts}
+        record.write_text(json.dumps(content))
+    return folder.path
+
+
 def sweep_study(
     path: Path,
     made: Callable[[Point], Made | None],

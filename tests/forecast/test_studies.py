@@ -1,24 +1,17 @@
 """The measurements of a study of ranks."""
 
-import json
+import dataclasses
 from pathlib import Path
 
 import pytest
-from study_folders import Made, scale_study, sweep_study
+from study_folders import Made, scale_study, spread, sweep_study
 
 from tutti.errors import TuttiError
-from tutti.forecast.studies import read_study
-from tutti.study.definition import Point, PointState, StudyFolder
-
-
-def spread(folder: StudyFolder, per_node: int) -> Path:
-    """Place the ranks of every run on nodes of so many ranks."""
-    for record in folder.points.glob("*/record.json"):
-        content = json.loads(record.read_text())
-        ranks = content["ranks"]
-        content["segments"][0]["hosts"] = [f"n{rank // per_node}" for rank in range(ranks)]
-        record.write_text(json.dumps(content))
-    return folder.path
+from tutti.forecast.forecast import fit_curve, forecast
+from tutti.forecast.kept import FOLDER, keep
+from tutti.forecast.population import Fabric
+from tutti.forecast.studies import MeasuredStudy, check_project, forecast_study, read_study
+from tutti.study.definition import Point, PointState, read_definition, write_definition
 
 
 def made(point: Point) -> Made:
@@ -59,3 +52,85 @@ def test_a_sweep_is_no_study_of_ranks(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TuttiError, match="holds no study"):
         read_study(tmp_path)
+
+
+def scaled(folder: Path, *ranks: int, per_node: int = 2, slower: float = 1.0) -> MeasuredStudy:
+    """A study that loses a tenth of its speed between nodes."""
+
+    def run(point: Point) -> Made:
+        return Made(100.0 * point.ranks * (0.9 if point.ranks > per_node else 1.0) / slower)
+
+    return read_study(spread(scale_study(folder, run, ranks=ranks), per_node))
+
+
+def test_a_study_on_several_nodes_has_a_forecast(tmp_path: Path) -> None:
+    found = forecast_study(scaled(tmp_path / "s", 2, 4, 8), 0.8, 60)
+    assert found.reason == ""
+    assert [(each.ranks, each.nodes) for each in found.made] == [(16, 8), (32, 16), (64, 32), (128, 64)]
+    assert found.sentences[0].startswith("Forecast of efficiency from measurements on 1, 2, 4 nodes, TCP, with 90%")
+
+
+def test_a_study_on_one_node_says_what_to_measure(tmp_path: Path) -> None:
+    found = forecast_study(scaled(tmp_path / "s", 1, 2, 4, per_node=4), 0.8, 60)
+    assert (found.made, found.sentences, found.curve) == ((), (), None)
+    assert "on one node (up to 4 ranks), which does not show the link" in found.reason
+    assert "Measure 3 or 4 nodes, with 4 ranks on each" in found.reason
+
+
+def test_a_study_that_contradicts_itself_has_no_forecast_but_the_reason(tmp_path: Path) -> None:
+    def run(point: Point) -> Made:
+        return Made(100.0 * point.ranks**1.5)
+
+    found = forecast_study(read_study(spread(scale_study(tmp_path / "s", run), 2)), 0.8, 60)
+    assert found.made == ()
+    assert "has an efficiency of" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "on", "fabric"),
+    [
+        ("cpu", "perlmutter", Fabric.TCP),
+        ("NVIDIA A100", "perlmutter", Fabric.HPC),
+        ("NVIDIA A100", "slurm", None),
+        ("NVIDIA A100", "nowhere", None),
+        ("NVIDIA A100", None, None),
+    ],
+)
+def test_the_fabric_is_that_of_the_backend_or_of_the_site(
+    tmp_path: Path, device: str, on: str | None, fabric: Fabric | None
+) -> None:
+    folder = scale_study(tmp_path / "s", made, ranks=(1, 2))
+    write_definition(folder, dataclasses.replace(read_definition(folder), on=on))
+    assert read_study(spread(folder, 1, device=device)).fabric is fabric
+
+
+def kept(study: MeasuredStudy, *ranks: int) -> Path:
+    curve = study.curve()
+    return keep(study.path, curve, Fabric.TCP, None, forecast(fit_curve(curve, Fabric.TCP), ranks), study.workload)
+
+
+def test_runs_check_the_forecasts_of_all_studies_of_the_project(tmp_path: Path) -> None:
+    first = scaled(tmp_path / "studies" / "digits" / "first", 2, 4)
+    assert check_project(first).record is None
+    kept(first, 8, 16)
+    assert check_project(first).checked == ()
+    second = scaled(tmp_path / "studies" / "digits" / "second", 8)
+    third = scaled(tmp_path / "studies" / "other" / "third", 16, slower=9.0)
+    found = check_project(second)
+    assert [(each.ranks, each.measured_in) for each in found.checked] == [(8, str(second.path))]
+    assert found.checked[0].is_inside(found.checked[0].interval90)
+    assert found.record is not None
+    assert (found.record.points, found.record.inside90) == (2, 1)
+    assert found.record.sentence().startswith("2 forecasts checked: off by ")
+    assert [each.ranks for each in check_project(third).checked] == [16]
+
+
+def test_studies_in_any_folder_are_checked_with_those_beside_them(tmp_path: Path) -> None:
+    kept(scaled(tmp_path / "first", 2, 4), 8)
+    scaled(tmp_path / "deep" / "elsewhere", 2, 4)
+    assert len(check_project(scaled(tmp_path / "second", 8)).checked) == 1
+    damaged = tmp_path / "first" / FOLDER / "x.json"
+    damaged.write_text("{")
+    found = check_project(scaled(tmp_path / "third", 8))
+    assert found.checked == ()
+    assert "x.json is damaged" in found.notes[0]

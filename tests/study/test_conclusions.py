@@ -31,7 +31,7 @@ def test_how_far_efficiency_holds_and_what_takes_it(tmp_path: Path) -> None:
     assert "at 8, where exposed communication takes 26% of the step." in said
     assert "more than with perfect efficiency; all of that is communication." in said
     assert "8 ranks have 5.9" in said
-    assert "Exposed communication on n ranks is 9.97 ms x 2 (n - 1) / n per step." in said
+    assert "2 (n - 1) / n" not in said
 
 
 def test_efficiency_that_holds_to_the_end_is_said_so(tmp_path: Path) -> None:

@@ -8,10 +8,8 @@ from tutti.study.efficiency import (
     draw_medians,
     estimate,
     fit_amdahl,
-    fit_communication,
     fit_gustafson,
     median_of_runs,
-    ring_volume,
 )
 
 RANKS = (1, 2, 4, 8, 16)
@@ -47,18 +45,8 @@ def test_perfect_scaling_has_no_serial_fraction() -> None:
         assert found.fraction.value == pytest.approx(0, abs=1e-12)
 
 
-def test_latency_and_volume_of_communication_are_found_and_one_rank_is_left_out() -> None:
-    seconds = {n: 0.002 + 0.005 * ring_volume(n) for n in RANKS} | {1: 0.0}
-    found = fit_communication(seconds, repeated(seconds))
-    assert found is not None
-    assert found.latency_seconds.value == pytest.approx(0.002)
-    assert found.volume_seconds.value == pytest.approx(0.005)
-    assert found.seconds(32) == pytest.approx(0.002 + 0.005 * 62 / 32)
-
-
 def test_one_number_of_ranks_is_too_few_for_a_fit() -> None:
     assert fit_amdahl({2: 1.0}, repeated({2: 1.0})) is None
-    assert fit_communication({1: 0.0, 2: 1.0}, repeated({1: 0.0, 2: 1.0})) is None
 
 
 def test_a_fit_of_noisy_speeds_holds_the_truth_in_its_interval() -> None:

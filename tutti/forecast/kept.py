@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tutti import units
 from tutti.errors import FolderError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
 from tutti.forecast.forecast import Forecast, Interval
@@ -48,6 +49,8 @@ class CheckedForecast:
     measured: float
     interval68: Interval
     interval90: Interval
+    basis: str = ""
+    measured_in: str = ""  # the study, or the table
 
     @property
     def error(self) -> float:
@@ -67,6 +70,14 @@ class CheckRecord:
     worst_error: float
     inside68: int
     inside90: int
+
+    def sentence(self) -> str:
+        """The record in words."""
+        return (
+            f"{units.count(self.points, 'forecast')} checked: off by {units.percent(self.median_error, 1)} in the "
+            f"median and {units.percent(self.worst_error, 1)} at most; {self.inside68} inside 68%, "
+            f"{self.inside90} inside 90%."
+        )
 
 
 def keep(
@@ -111,7 +122,9 @@ def read_kept(folder: Path) -> list[KeptForecast]:
     return sorted(found, key=lambda each: each.created)
 
 
-def check_forecasts(kept: Sequence[KeptForecast], measured: Sequence[MeasuredRun]) -> list[CheckedForecast]:
+def check_forecasts(
+    kept: Sequence[KeptForecast], measured: Sequence[MeasuredRun], measured_in: str = ""
+) -> list[CheckedForecast]:
     """Every forecast of a run that was not measured then and is now, on as many nodes."""
     now = {(each.ranks, each.nodes): each.samples_per_second for each in measured}
     found = []
@@ -120,11 +133,21 @@ def check_forecasts(kept: Sequence[KeptForecast], measured: Sequence[MeasuredRun
         for made in each.forecasts:
             place = (made.ranks, made.nodes)
             if place in now and place not in known:
-                bounds = (made.interval68, made.interval90)
-                found.append(
-                    CheckedForecast(each.digest, each.created, *place, made.samples_per_second, now[place], *bounds)
-                )
+                values = (made.samples_per_second, now[place], made.interval68, made.interval90)
+                found.append(CheckedForecast(each.digest, each.created, *place, *values, made.basis, measured_in))
     return found
+
+
+def find_open(kept: Sequence[KeptForecast], checked: Sequence[CheckedForecast]) -> list[tuple[KeptForecast, Forecast]]:
+    """The forecasts of which no run exists yet."""
+    done = {(each.digest, each.ranks, each.nodes) for each in checked}
+    return [
+        (each, made)
+        for each in kept
+        for made in each.forecasts
+        if (each.digest, made.ranks, made.nodes) not in done
+        and (made.ranks, made.nodes) not in {(run.ranks, run.nodes) for run in each.measured}
+    ]
 
 
 def summarise_checks(checked: Sequence[CheckedForecast]) -> CheckRecord | None:

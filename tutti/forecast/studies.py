@@ -1,24 +1,32 @@
-"""The measurements of a finished study of ranks, as a forecast needs them."""
+"""The measurements of a study of ranks, its forecast, and earlier forecasts that its runs check."""
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tutti import units
-from tutti.errors import DataError
+from tutti.errors import ConfigError, DataError, FolderError, TuttiError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
+from tutti.forecast.forecast import Forecast, fit_curve, forecast
+from tutti.forecast.kept import CheckedForecast, CheckRecord, KeptForecast, check_forecasts, read_kept, summarise_checks
+from tutti.forecast.planning import conclude_forecast
+from tutti.forecast.population import Fabric
 from tutti.forecast.table import check_curve
+from tutti.launch.cluster.resources import load_site
 from tutti.runs.step_parts import StepPart
 from tutti.study.definition import Definition, Mode, StudyFolder, read_definition
 from tutti.study.efficiency import median_of_runs
+from tutti.study.folder import STUDIES
 from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
 
 LEAST_WINDOWS = 4  # that tell steady waiting from chance
 STEADY = 0.5  # the interquartile range of waiting, over its median
+TIMES = (2, 4, 8, 16)  # the most measured ranks, in the report of a study
+HPC_INTERFACES = ("hsn", "ib", "ipogif")  # Slingshot, InfiniBand, Aries
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class MeasuredStudy:
     runs: tuple[MeasuredRun, ...]
     gradient_bytes: float | None  # of a step, where the records hold it
     workload: str  # what the runs of two studies share if one can check the forecast of the other
+    fabric: Fabric | None = None  # the network between nodes, where the records or the site tell it
 
     def curve(self, ranks_per_node: int | None = None, least: int = 2) -> ScalingCurve:
         """The runs as a curve, refused where they contradict themselves or are fewer than `least`."""
@@ -40,14 +49,19 @@ def read_study(path: Path) -> MeasuredStudy:
     """The finished runs of the study in a folder."""
     folder = StudyFolder(path)
     definition = read_definition(folder)
+    return measure_study(path, definition, read_outcomes(folder, definition))
+
+
+def measure_study(path: Path, definition: Definition, outcomes: Sequence[PointOutcome]) -> MeasuredStudy:
+    """The finished runs among the outcomes of a study."""
     if definition.kind != "scale" or definition.mode is None:
         raise DataError(f"{path} is a study of tutti {definition.kind}: expected one of tutti scale.")
-    outcomes = read_outcomes(folder, definition)
     runs = _measurements(outcomes, path)
     sizes = [each.plan["gradient_bytes"] for each in outcomes if each.plan.get("gradient_bytes")]
     size = float(sizes[0]) if sizes else None
     first = next(each for each in outcomes if each.is_finished and each.windows)
-    return MeasuredStudy(path, definition.mode, tuple(runs), size, _workload(definition, first))
+    fabric = _fabric(definition, first)
+    return MeasuredStudy(path, definition.mode, tuple(runs), size, _workload(definition, first), fabric)
 
 
 def is_study(path: Path) -> bool:
@@ -72,6 +86,103 @@ def read_finished(paths: Sequence[Path]) -> list[MeasuredStudy]:
         with contextlib.suppress(DataError):
             found.append(read_study(path))
     return found
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """What a study says of more ranks than it measured, or the reason why it says nothing."""
+
+    curve: ScalingCurve | None = None
+    made: tuple[Forecast, ...] = ()
+    sentences: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def forecast_study(study: MeasuredStudy, threshold: float, measured_steps: int) -> StudyForecast:
+    """The forecast for 2, 4, 8 and 16 times the measured ranks; `measured_steps` is the length of a run."""
+    try:
+        curve = check_curve(study.runs, study.mode, None, "this study")
+        fitted = fit_curve(curve, study.fabric)
+    except DataError as error:
+        return StudyForecast(reason=_one_node(study) or str(error))
+    most = curve.measurements[-1].ranks
+    made = forecast(fitted, [most * times for times in TIMES], threshold)
+    said = conclude_forecast(fitted, made, threshold, study.fabric, measured_steps)
+    return StudyForecast(curve, tuple(made), tuple(said))
+
+
+@dataclass(frozen=True)
+class ProjectChecks:
+    """Earlier forecasts beside the runs of one study, and the record over all studies of its project."""
+
+    checked: tuple[CheckedForecast, ...] = ()
+    record: CheckRecord | None = None
+    notes: tuple[str, ...] = ()  # what could not be read
+
+
+def check_project(study: MeasuredStudy) -> ProjectChecks:
+    """Check the forecasts of all studies beside this one by its runs; the others' runs count in the record."""
+    kept: list[KeptForecast] = []
+    notes = []
+    places = list(_project_studies(study.path))
+    for place in places:
+        try:
+            kept += read_kept(place)
+        except FolderError as error:
+            notes.append(str(error))
+    checked = check_study(kept, study)
+    everywhere = list(checked)
+    for other in places if kept else ():
+        if other.resolve() != study.path.resolve() and _may_check(other, kept):
+            everywhere += [each for found in read_finished([other]) for each in check_study(kept, found)]
+    return ProjectChecks(tuple(checked), summarise_checks(everywhere), tuple(notes))
+
+
+def check_study(kept: Sequence[KeptForecast], study: MeasuredStudy) -> list[CheckedForecast]:
+    """The forecasts of the workload of a study beside its runs."""
+    return check_forecasts([each for each in kept if each.workload == study.workload], study.runs, str(study.path))
+
+
+def _project_studies(path: Path) -> Iterator[Path]:
+    """The studies of the project of one: all in the nearest folder `studies`, or else the ones beside it."""
+    path = path.resolve()
+    root = next((parent for parent in path.parents if parent.name == STUDIES), None)
+    if root is not None:
+        yield from find_studies(root)
+    else:
+        yield from sorted(found.parent for found in path.parent.glob(f"*/{StudyFolder(path).definition.name}"))
+
+
+def _may_check(path: Path, kept: Sequence[KeptForecast]) -> bool:
+    """Whether a study has a number of ranks that one of the forecasts is for; its runs are not read."""
+    with contextlib.suppress(TuttiError):
+        ranks = {point.ranks for point in read_definition(StudyFolder(path)).points}
+        return any(made.ranks in ranks for each in kept for made in each.forecasts)
+    return False
+
+
+def _one_node(study: MeasuredStudy) -> str:
+    """Why a study on one node has no forecast, and what to measure; empty for other studies."""
+    if any(run.nodes > 1 for run in study.runs):
+        return ""
+    most = study.runs[-1].ranks
+    times = "3 or 4 nodes" if study.fabric is Fabric.TCP else "2 nodes, or 3 or 4 on Ethernet"
+    return (
+        f"Everything was measured on one node (up to {units.count(most, 'rank')}), which does not show the link "
+        f"between nodes. Measure {times}, with {units.count(most, 'rank')} on each, beside this node. Without that, "
+        "tutti forecast takes a given link (--link), or prints the band of published curves (--band)."
+    )
+
+
+def _fabric(definition: Definition, run: PointOutcome) -> Fabric | None:
+    """TCP for ranks on CPUs, which Gloo connects; else what the interface of the site says, if it is known."""
+    if run.conditions.get("device") == "cpu":
+        return Fabric.TCP
+    try:
+        interface = load_site(definition.on).interface if definition.on else None
+    except ConfigError:
+        return None
+    return Fabric.HPC if interface and interface.startswith(HPC_INTERFACES) else None
 
 
 def _workload(definition: Definition, run: PointOutcome) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from tutti import units
 from tutti.runs.step_parts import StepPart
@@ -81,11 +82,12 @@ _NARROW = 0.2  # largest width of an interval that is reported
 _GOOD_FIT = 0.1  # largest residual of a fit that is reported
 
 
-def conclude(analysis: Analysis, other: Analysis | None = None) -> list[str]:
-    """Returns the conclusions of a study, and how it differs from another."""
+def conclude(analysis: Analysis, other: Analysis | None = None, ahead: Sequence[str] = ()) -> list[str]:
+    """Returns the conclusions of a study, what is said about more ranks (`ahead`), and how it differs from another."""
     sentences = conclude_scaling(analysis.scaling) if analysis.scaling else []
     sentences += _shared_cores(analysis) if analysis.scaling else []
     sentences += conclude_links(analysis.links) if analysis.links else []
+    sentences += ahead
     if analysis.definition.kind == "sweep":
         sentences += conclude_sweep(analysis)
     else:
@@ -101,7 +103,7 @@ def conclude_scaling(scaling: Scaling) -> list[str]:
         return [
             f"Runs finished only on {count(scaling.points[0].ranks, 'rank')}: efficiency needs two numbers of ranks."
         ]
-    found = [_efficiency(scaling), _loss(scaling), _speedup(scaling), _serial(scaling), _communication(scaling)]
+    found = [_efficiency(scaling), _loss(scaling), _speedup(scaling), _serial(scaling)]
     return [sentence for sentence in found if sentence]
 
 
@@ -192,15 +194,6 @@ def _serial(scaling: Scaling) -> str | None:
     if serial.law == "Amdahl":
         limit = f", which no number of ranks makes more than {1 / serial.fraction.value:.3g} times as fast as one"
     return f"By {serial.law}'s law {serial.fraction.percent(1)} of the work is serial{limit}."
-
-
-def _communication(scaling: Scaling) -> str | None:
-    fit = scaling.communication
-    if fit is None or not fit.volume_seconds.is_above(0.0) or fit.residual > _GOOD_FIT:
-        return None
-    latency = max(fit.latency_seconds.value, 0.0)
-    plus = f"{duration(latency)} + " if fit.latency_seconds.is_above(0.0) else ""
-    return f"Exposed communication on n ranks is {plus}{duration(fit.volume_seconds.value)} x 2 (n - 1) / n per step."
 
 
 def _shared_cores(analysis: Analysis) -> list[str]:

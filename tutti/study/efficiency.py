@@ -8,7 +8,7 @@ import numpy as np
 from tutti import units
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.definition import Definition, Mode
-from tutti.study.outcome import PointOutcome, Window, combined_shares
+from tutti.study.outcome import PointOutcome, combined_shares
 
 DRAWS = 1000
 LEVEL = 0.95
@@ -49,23 +49,6 @@ class SerialFraction:
     residual: float  # root mean square of relative deviations
 
 
-@dataclass(frozen=True)
-class CommunicationFit:
-    """Exposed communication per step on n ranks = latency + volume * 2 (n - 1) / n."""
-
-    latency_seconds: Estimate
-    volume_seconds: Estimate
-    residual: float
-
-    def seconds(self, ranks: float) -> float:
-        return self.latency_seconds.value + self.volume_seconds.value * ring_volume(ranks)
-
-
-def ring_volume(ranks: float) -> float:
-    """The data that a link carries in a ring all-reduce, as a multiple of the message size."""
-    return 2 * (ranks - 1) / ranks
-
-
 def median_of_runs(runs: Sequence[Sequence[float]]) -> float:
     """The median over runs of the median over their windows."""
     return float(np.median([np.median(windows) for windows in runs]))
@@ -97,17 +80,6 @@ def fit_amdahl(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> 
 def fit_gustafson(speeds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> SerialFraction | None:
     """Fits the work in a fixed time = serial + parallel * ranks to samples/s by ranks."""
     return _fit_serial("Gustafson", speeds, draws, lambda n: n, lambda speed: speed)
-
-
-def fit_communication(seconds: Mapping[int, float], draws: Mapping[int, np.ndarray]) -> CommunicationFit | None:
-    """Fits exposed seconds per step by ranks; None with fewer than two numbers of ranks above 1."""
-    ranks = sorted(n for n in seconds if n > 1 and seconds[n] > 0)
-    if len(ranks) < 2:
-        return None
-    volume = np.array([ring_volume(n) for n in ranks])
-    latency, slope, residual = _fit_line(volume, np.array([[seconds[n]] for n in ranks]))
-    latencies, slopes, _ = _fit_line(volume, np.stack([draws[n] for n in ranks]))
-    return CommunicationFit(estimate(latency[0], latencies), estimate(slope[0], slopes), float(residual[0]))
 
 
 def _fit_serial(law, speeds, draws, of_ranks, of_speed) -> SerialFraction | None:
@@ -178,7 +150,6 @@ class Scaling:
     mode: Mode | None
     points: tuple[ScalePoint, ...]  # by ranks
     serial: SerialFraction | None
-    communication: CommunicationFit | None
 
     def at(self, ranks: int) -> ScalePoint | None:
         return next((point for point in self.points if point.ranks == ranks), None)
@@ -192,12 +163,11 @@ def measure_scaling(definition: Definition, outcomes: Sequence[PointOutcome]) ->
             runs.setdefault(outcome.point.ranks, []).append(outcome)
     if not runs:
         return None
-    speeds, draws = _medians(runs, lambda window, _: window.samples_per_second)
+    speeds, draws = _medians(runs)
     base = min(runs)
     points = [_point(runs[n], n / base, (speeds[n], speeds[base]), (draws[n], draws[base])) for n in sorted(runs)]
     fit = fit_amdahl if definition.mode == "strong" else fit_gustafson
-    communication = fit_communication(*_medians(_with_phases(runs), _communication_seconds))
-    return Scaling(definition.mode, tuple(points), fit(speeds, draws), communication)
+    return Scaling(definition.mode, tuple(points), fit(speeds, draws))
 
 
 def _point(
@@ -229,17 +199,9 @@ def _share_estimates(runs: Sequence[PointOutcome]) -> dict[StepPart, Estimate]:
     return {part: estimate(median_of_runs(each), draw_medians(each, 0)) for part, each in values.items()}
 
 
-def _medians(runs, of_window) -> tuple[dict[int, float], dict[int, np.ndarray]]:
-    """Returns by ranks the median over runs of a quantity of a window, and its bootstrap draws."""
-    values = {n: [[of_window(w, run) for w in run.windows] for run in group] for n, group in runs.items()}
+def _medians(
+    runs: Mapping[int, Sequence[PointOutcome]],
+) -> tuple[dict[int, float], dict[int, np.ndarray]]:
+    """Returns by ranks the median over runs of samples/s, and its bootstrap draws."""
+    values = {n: [[window.samples_per_second for window in run.windows] for run in group] for n, group in runs.items()}
     return {n: median_of_runs(each) for n, each in values.items()}, {n: draw_medians(v, n) for n, v in values.items()}
-
-
-def _with_phases(runs: Mapping[int, Sequence[PointOutcome]]) -> dict[int, list[PointOutcome]]:
-    """Selects the runs whose windows all have shares."""
-    kept = {n: [run for run in group if all(w.shares for w in run.windows)] for n, group in runs.items()}
-    return {n: group for n, group in kept.items() if group and all("global_batch" in run.plan for run in group)}
-
-
-def _communication_seconds(window: Window, run: PointOutcome) -> float:
-    return window.shares[StepPart.COMMUNICATION] * run.plan["global_batch"] / window.samples_per_second

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, needs_browser, open_browser
-from study_folders import Made, scale_study, sweep_study
+from study_folders import Made, scale_study, spread, sweep_study
 
 from tutti.report.study.write import write_report
 from tutti.study.definition import Point
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("browser"), needs_browser]
-CHARTS = {"throughput", "efficiency", "parts", "communication", "losses"}
+CHARTS = {"throughput", "efficiency", "parts", "communication", "losses", "forecast"}
 
 
 def some(point: Point) -> Made:
@@ -23,7 +23,8 @@ def some(point: Point) -> Made:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:  # the page alone
         patch.setattr("tutti.report.study.write.draw_charts", lambda charts, folder: None)
-        return write_report(scale_study(tmp_path_factory.mktemp("browser") / "study", some).path).page
+        study = scale_study(tmp_path_factory.mktemp("browser") / "study", some)
+        return write_report(spread(study, per_node=2)).page
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def _look_at_charts(browser: Browser) -> None:
     assert set(browser.evaluate(drawn)) == CHARTS
     assert browser.evaluate("document.querySelectorAll('#throughput .scatterlayer .trace').length") == 3
     assert browser.evaluate("document.querySelectorAll('#parts .bars .point').length") == 20
+    assert browser.evaluate("document.querySelectorAll('#forecast .scatterlayer .fills path').length") == 1
 
 
 def _point_at_a_figure(browser: Browser) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 from conftest import Tutti, command
-from study_folders import Made, scale_study, sweep_study
+from study_folders import Made, scale_study, spread, sweep_study
 
 from tutti.errors import Cause, FolderError
+from tutti.forecast.forecast import fit_curve, forecast
+from tutti.forecast.kept import keep
+from tutti.forecast.studies import read_study as read_measured
 from tutti.report.study.charts import Chart, ChartAxis, Curve, log_axis
 from tutti.report.study.pictures import draw_charts
 from tutti.report.study.tables import points_csv
@@ -183,6 +186,49 @@ def test_two_studies_are_compared_on_one_page_elsewhere(study: StudyFolder, tmp_
     links = re.findall(r'<a href="([^"]*points/[^"]+)"', found.page.read_text())
     assert len(links) == 11 + 4
     assert all((tmp_path / link / "record.json").exists() for link in links)
+
+
+def on_nodes(folder: Path, *ranks: int) -> Path:
+    """A study with two ranks on a node."""
+    return spread(scale_study(folder, some, ranks=ranks), per_node=2)
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_study_of_several_nodes_shows_its_forecast(tmp_path: Path) -> None:
+    found = write_report(on_nodes(tmp_path / "s", 1, 2, 4, 8))
+    table = rows(found.page, "forecast-title")
+    assert [row[:2] for row in table] == [["16", "8"], ["32", "16"], ["64", "32"], ["128", "64"]]
+    assert re.fullmatch(r"\d+% \(\d+% to \d+%\)", table[0][3])
+    traces = {trace["name"]: trace for trace in figures(found.page)["forecast"]["data"]}
+    assert traces["measured"]["x"] == [1, 2, 4, 8]
+    assert traces["forecast"]["x"] == [16, 32, 64, 128]
+    assert traces["forecast"]["marker"]["symbol"].endswith("-open")
+    assert f"{100 * traces['forecast']['y'][0]:.0f}%" == table[0][3].split()[0]
+    assert max(traces["90% interval"]["x"]) == 128
+    assert [each for each in found.conclusions if each.startswith("Forecast of efficiency from measurements on 1, 2")]
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_study_of_one_node_says_why_it_has_no_forecast(tmp_path: Path) -> None:
+    found = write_report(scale_study(tmp_path / "s", some, ranks=(1, 2)).path)
+    text = found.page.read_text()
+    assert "There is no forecast for more ranks. Everything was measured on one node (up to 2 ranks)" in text
+    assert "forecast" not in figures(found.page)
+    assert not [each for each in found.conclusions if "orecast" in each]
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_runs_that_were_forecast_are_shown_beside_the_forecast(tmp_path: Path) -> None:
+    first = read_measured(on_nodes(tmp_path / "studies" / "first", 1, 2, 4))
+    made = forecast(fit_curve(first.curve(), first.fabric), [8])
+    digest = keep(first.path, first.curve(), first.fabric, None, made, first.workload).stem
+    found = write_report(on_nodes(tmp_path / "studies" / "later", 8))
+    text = html.unescape(found.page.read_text())
+    assert [each for each in found.conclusions if each.startswith("These runs check earlier forecasts. 1 forecast")]
+    row = next(row for row in rows(found.page, "forecast-title") if row[1] == digest)
+    assert row[2:4] == ["8", "4"]
+    assert row[-3:] == ["yes", "yes", "from measurements on 1, 2 nodes, TCP"]
+    assert "Over all studies of this project: 1 forecast checked" in text
 
 
 def learned(point: Point) -> Made:

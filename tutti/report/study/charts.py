@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tutti import units
+from tutti.forecast.studies import ProjectChecks, StudyForecast
 from tutti.report.style import COLOURS, NEUTRAL
 from tutti.study.analysis import Analysis
 from tutti.study.sweep_results import ALL, Series, describe, find_series
 
 NO_COLOUR = -1  # a grey reference line
 LABELLED_TICKS = 12
+BAND_OPACITY = 0.25
 
 Number = float | None
 
@@ -22,6 +24,8 @@ class Study:
 
     name: str
     analysis: Analysis
+    forecast: StudyForecast | None = None  # of a scaling study with finished runs
+    checks: ProjectChecks = field(default_factory=ProjectChecks)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Curve:
     crossed: bool = False  # drawn as crosses: outliers and collapsed runs
     group: str = ""  # shown and hidden together
     in_legend: bool = True
+    hollow: bool = False  # markers of what was not measured
+    band: bool = False  # from low to high as an area, without a line
     other_x: Sequence[float] | None = None  # positions on the chart's other axis
     panel: str = ""  # title of its panel
     heading: str = ""  # prefix of all texts

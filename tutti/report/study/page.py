@@ -13,11 +13,19 @@ from plotly.offline import get_plotlyjs
 from tutti import units
 from tutti.report.study.charts import Chart, Study
 from tutti.report.study.plotly import figure_of
-from tutti.report.study.tables import Cell, Table, conditions_table, links_table, points_table, settings_table
+from tutti.report.study.tables import (
+    Cell,
+    Table,
+    checks_table,
+    conditions_table,
+    forecast_table,
+    links_table,
+    points_table,
+    settings_table,
+)
 from tutti.report.style import ON_BLACK
 from tutti.runs.record import versions
 from tutti.study.analysis import Analysis
-from tutti.study.conclusions import conclude
 from tutti.study.definition import Definition
 
 _HERE = Path(__file__).parent
@@ -38,16 +46,26 @@ class StudySection:
     name: str
     settings: Table
     links: Table | None
+    forecast: Table | None
+    forecast_notes: list[str]
+    checks: Table | None
+    check_notes: list[str]
     points: Table
     facts: dict[str, str]
     conditions: Table
     launches: Table
 
 
-def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, folder: Path, pictures: str) -> str:
+def build_page(
+    studies: Sequence[Study],
+    charts: Sequence[Chart],
+    conclusions: Sequence[str],
+    page: Path,
+    folder: Path,
+    pictures: str,
+) -> str:
     """Builds the page of the first study; a second one is compared with it."""
     analysis = studies[0].analysis
-    other = studies[1].analysis if len(studies) > 1 else None
     settings = len(analysis.settings)
     figures = json.dumps([figure_of(chart) for chart in charts], allow_nan=False, separators=(",", ":"))
     return _template().render(
@@ -55,7 +73,7 @@ def build_page(studies: Sequence[Study], charts: Sequence[Chart], page: Path, fo
         title=_title(analysis.definition),
         subtitle=_subtitle(analysis, studies),
         style=Markup((_HERE / "page.css").read_text()),
-        conclusions=conclude(analysis, other),
+        conclusions=conclusions,
         settings=f"{settings} setting{'' if settings == 1 else 's'}",
         rule=_RULE,
         charts=list(zip(charts, _find_wide(charts), strict=True)),
@@ -154,8 +172,29 @@ def _section(study: Study, page: Path) -> StudySection:
         name=study.name,
         settings=settings_table(analysis),
         links=links_table(analysis),
+        forecast=forecast_table(study.forecast) if study.forecast else None,
+        forecast_notes=_forecast_notes(study),
+        checks=checks_table(study.checks.checked),
+        check_notes=_check_notes(study),
         points=points_table(analysis, page),
         facts=facts,
         conditions=conditions_table(analysis),
         launches=Table("The command that started each point.", ("point", "launch line"), lines),
     )
+
+
+def _forecast_notes(study: Study) -> list[str]:
+    """Why there is no forecast, or what to know about the one there is."""
+    if study.forecast is None:
+        return []
+    if study.forecast.reason:
+        return [f"There is no forecast for more ranks. {study.forecast.reason}"]
+    warnings = dict.fromkeys(warning for each in study.forecast.made for warning in each.warnings)
+    return [f"{warning[0].upper()}{warning[1:]}." for warning in warnings]
+
+
+def _check_notes(study: Study) -> list[str]:
+    """The record over all forecasts of the project, and the files that could not be read."""
+    record = study.checks.record
+    words = [f"Over all studies of this project: {record.sentence()}"] if record else []
+    return [*words, *study.checks.notes]

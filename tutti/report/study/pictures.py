@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from tutti import units
-from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of
+from tutti.report.study.charts import BAND_OPACITY, Chart, ChartAxis, Curve, colour_of
 from tutti.report.style import MARKS, STROKES, plt
 from tutti.runs.step_parts import StepPart
 
@@ -112,6 +112,10 @@ def _plot(axes: Axes, curve: Curve, is_other: bool) -> None:
     mark = ("x" if curve.crossed else MARKS[curve.style % len(MARKS)]) if curve.marks else ""
     line = STROKES[curve.style % len(STROKES)] if curve.line else ""
     label = curve.name if curve.in_legend else None
+    if curve.band:
+        low, high = ([value or 0.0 for value in ends or ()] for ends in (curve.low, curve.high))
+        axes.fill_between(x, low, high, color=colour, alpha=BAND_OPACITY, lw=0, label=label)
+        return
     size, alpha = (3, 0.5) if curve.faint else (10 if curve.crossed else 6, 1.0)
     if curve.low is not None and curve.high is not None:
         below = [max(0.0, value - (low or 0.0)) for low, value in zip(curve.low, y, strict=True)]
@@ -132,6 +136,7 @@ def _plot(axes: Axes, curve: Curve, is_other: bool) -> None:
             alpha=alpha,
             label=label,
             mew=2 if curve.crossed else 1,
+            mfc="white" if curve.hollow else None,
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tutti import units
-from tutti.report.study.charts import Chart, ChartAxis, Curve, colour_of
+from tutti.report.study.charts import BAND_OPACITY, Chart, ChartAxis, Curve, colour_of
 from tutti.runs.step_parts import StepPart
 
 _MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
@@ -68,6 +68,8 @@ def _trace(curve: Curve) -> go.Scatter:
     mode = "+".join(part for part, is_on in (("lines", curve.line), ("markers", curve.marks)) if is_on)
     symbol = "x" if curve.crossed else _MARKS[curve.style % len(_MARKS)]
     heading = f"{curve.heading}<br>" if curve.heading else ""
+    if curve.band:
+        return _band(curve)
     return go.Scatter(
         name=curve.name,
         x=list(curve.x),
@@ -80,12 +82,29 @@ def _trace(curve: Curve) -> go.Scatter:
         marker={
             "color": colour,
             "line": {"color": "white", "width": 1 if curve.crossed else 0},
-            "symbol": symbol,
+            "symbol": f"{symbol}-open" if curve.hollow else symbol,
             "size": 5 if curve.faint else 12 if curve.crossed else 9,
             "opacity": 0.6 if curve.faint else 1,
         },
         error_y=_intervals(curve),
         legendgroup=curve.group or None,
+        showlegend=curve.in_legend,
+    )
+
+
+def _band(curve: Curve) -> go.Scatter:
+    """The area between low and high."""
+    low, high = list(curve.low or ()), list(curve.high or ())
+    return go.Scatter(
+        name=curve.name,
+        x=[*curve.x, *reversed(list(curve.x))],
+        y=[*high, *reversed(low)],
+        mode="lines",
+        line={"color": colour_of(curve.colour), "width": 0},
+        marker={"color": colour_of(curve.colour)},
+        fill="toself",
+        opacity=2 * BAND_OPACITY,  # plotly fills with half of the colour
+        hoverinfo="skip",
         showlegend=curve.in_legend,
     )
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from tutti import units
 from tutti.report.study.charts import NO_COLOUR, Chart, ChartAxis, Curve, Study, axis_along, log_axis
 from tutti.runs.step_parts import StepPart
@@ -24,7 +22,7 @@ def scale_charts(studies: Sequence[Study]) -> list[Chart]:
     known = [study for study in studies if study.analysis.scaling]
     if not known:
         return []
-    found = [_throughput(known), _efficiency(known), _parts(known), _communication(known)]
+    found = [_throughput(known), _efficiency(known), _parts(known), _communication(known), _forecast(known)]
     return [chart for chart in found if chart]
 
 
@@ -105,21 +103,14 @@ def _parts(studies: Sequence[Study]) -> Chart | None:
 
 
 def _communication(studies: Sequence[Study]) -> Chart | None:
-    """Exposed communication per step, with its fit."""
+    """Exposed communication per step, beside an all-reduce over measured links if there are any."""
     curves = []
     for index, study in enumerate(studies):
         scaling = _scaling(study)
         points = [point for point in scaling.points if point.ranks > 1 and point.seconds(StepPart.COMMUNICATION)]
         if not points:
             continue
-        curves.append(
-            _with_intervals(study.name, points, _exposed_ms, _exposed_text, colour=index, style=index, line=False)
-        )
-        if scaling.communication:
-            along = np.geomspace(points[0].ranks, points[-1].ranks, 40).tolist()
-            values = [1e3 * scaling.communication.seconds(ranks) for ranks in along]
-            name = f"fit, {study.name}" if len(studies) > 1 else "fit"
-            curves.append(Curve(name, along, values, colour=index, style=1, marks=False))
+        curves.append(_with_intervals(study.name, points, _exposed_ms, _exposed_text, colour=index, style=index))
     if not curves:
         return None
     curves += _by_links(studies)
@@ -128,12 +119,78 @@ def _communication(studies: Sequence[Study]) -> Chart | None:
     return Chart(
         "communication",
         "Exposed communication",
-        "Time per step in which ranks only wait for averaged gradients, and the fit "
-        f"latency + volume x 2 (n - 1) / n.{source}",
+        f"Time per step in which ranks only wait for averaged gradients.{source}",
         axis_along("ranks", [ranks for ranks in _all_ranks(studies) if ranks > 1], log=True),
         ChartAxis("ms per step", least=0.0),
         tuple(curves),
     )
+
+
+def _forecast(studies: Sequence[Study]) -> Chart | None:
+    """Efficiency on more ranks than were measured, beside the measured one."""
+    known = [(index, study) for index, study in enumerate(studies) if study.forecast and study.forecast.made]
+    if not known:
+        return None
+    curves: list[Curve] = []
+    for index, study in known:
+        curves += _forecast_curves(study, index, f", {study.name}" if len(known) > 1 else "")
+    ranks = sorted({float(place) for curve in curves for place in curve.x})
+    ends = [ranks[0], ranks[-1]]
+    curves.append(Curve(units.percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
+    highest = max(value or 0.0 for curve in curves for value in (curve.high or curve.y))
+    return Chart(
+        "forecast",
+        "Forecast",
+        "Efficiency on more ranks than were measured (hollow, with the 90% interval of a new run as a band), from the "
+        "measured points (filled). It does not know other algorithms of the collectives at a larger scale, switches "
+        "further up, or the file system.",
+        axis_along("ranks", ranks, log=True),
+        ChartAxis("efficiency", percent=True, least=0.0, most=max(1.1, 1.05 * highest)),
+        tuple(curves),
+    )
+
+
+def _forecast_curves(study: Study, index: int, suffix: str) -> list[Curve]:
+    assert study.forecast is not None and study.forecast.curve is not None
+    curve, made = study.forecast.curve, study.forecast.made
+    last = curve.measurements[-1]
+    at_last = curve.efficiency(last.ranks, last.samples_per_second)
+    ends = [[curve.efficiency(each.ranks, each.interval90[end]) for each in made] for end in (0, 1)]
+    asked = [each.ranks for each in made]
+    texts = [
+        f"{units.count(each.ranks, 'rank')} on {units.count(each.nodes, 'node')}<br>forecast "
+        f"{units.interval(units.percent, each.efficiency, low, high)}"
+        for each, low, high in zip(made, *ends, strict=True)
+    ]
+    measured = [(each.ranks, curve.efficiency(each.ranks, each.samples_per_second)) for each in curve.measurements]
+    return [
+        Curve(
+            f"90% interval{suffix}",
+            [last.ranks, *asked],
+            [None] * (len(made) + 1),
+            low=[at_last, *ends[0]],
+            high=[at_last, *ends[1]],
+            colour=2 * index + 1,
+            band=True,
+        ),
+        Curve(
+            f"measured{suffix}",
+            [ranks for ranks, _ in measured],
+            [value for _, value in measured],
+            [f"{units.count(ranks, 'rank')}<br>measured {units.percent(value, 1)}" for ranks, value in measured],
+            colour=2 * index,
+            style=0,
+        ),
+        Curve(
+            f"forecast{suffix}",
+            asked,
+            [each.efficiency for each in made],
+            texts,
+            colour=2 * index + 1,
+            style=1,
+            hollow=True,
+        ),
+    ]
 
 
 def _by_links(studies: Sequence[Study]) -> list[Curve]:
@@ -164,7 +221,6 @@ def _with_intervals(
     text: Callable[[ScalePoint], str],
     colour: int,
     style: int,
-    line: bool = True,
 ) -> Curve:
     estimates = [value(point) for point in points]
     return Curve(
@@ -176,7 +232,6 @@ def _with_intervals(
         [each.high for each in estimates],
         colour=colour,
         style=style,
-        line=line,
     )
 
 

@@ -4,13 +4,15 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from tutti import units
+from tutti.forecast.kept import CheckedForecast
+from tutti.forecast.studies import StudyForecast
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.analysis import Analysis, Setting
 from tutti.study.outcome import RunFigures, Summary
@@ -101,6 +103,56 @@ def links_table(analysis: Analysis) -> Table | None:
     caption = "Exposed communication compared with one all-reduce of the gradients over the measured links."
     titles = ("ranks", "gradients", "exposed per step", "all-reduce by the links", "exposed / all-reduce")
     return Table(caption, titles, rows)
+
+
+def forecast_table(forecast: StudyForecast) -> Table | None:
+    """Throughput and efficiency on more ranks than were measured; None without a forecast."""
+    if forecast.curve is None:
+        return None
+    curve = forecast.curve
+    rows = []
+    for each in forecast.made:
+        ends = [curve.efficiency(each.ranks, end) for end in each.interval90]
+        texts = [
+            units.count(each.ranks),
+            units.count(each.nodes),
+            _speeds(each.samples_per_second, *each.interval90),
+            units.interval(units.percent, each.efficiency, *ends),
+            "" if each.above is None else _chance(each.above),
+            f"x{each.extrapolation:.3g}",
+        ]
+        rows.append([Cell(text, is_number=True) for text in texts])
+    caption = f"On more ranks than were measured, with 90% intervals for a new run, {forecast.made[0].basis}."
+    return Table(caption, ("ranks", "nodes", "samples/s", "efficiency", "chance of 80%", "extrapolation"), rows)
+
+
+def checks_table(checked: Sequence[CheckedForecast]) -> Table | None:
+    """Earlier forecasts beside what was measured; None without any."""
+    if not checked:
+        return None
+    rows = [
+        [
+            Cell(each.created[:10]),
+            Cell(each.digest[:12]),
+            Cell(units.count(each.ranks), is_number=True),
+            Cell(units.count(each.nodes), is_number=True),
+            Cell(_speeds(each.forecast, *each.interval90), is_number=True),
+            Cell(_speed(each.measured), is_number=True),
+            Cell(f"{each.error:+.1%}", is_number=True),
+            Cell("yes" if each.is_inside(each.interval68) else "no"),
+            Cell("yes" if each.is_inside(each.interval90) else "no"),
+            Cell(each.basis),
+        ]
+        for each in checked
+    ]
+    titles = ("made", "digest", "ranks", "nodes", "forecast (90% interval)", "measured", "error")
+    caption = "Forecasts that were made before these runs, in samples/s."
+    return Table(caption, (*titles, "inside 68%", "inside 90%", "basis"), rows)
+
+
+def _chance(probability: float) -> str:
+    """A probability that is never certain."""
+    return "> 99%" if probability > 0.99 else "< 1%" if probability < 0.01 else units.percent(probability)
 
 
 def _sweep_table(analysis: Analysis) -> Table:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tutti.errors import ConfigError, FolderError
+from tutti.forecast.kept import summarise_checks
+from tutti.forecast.studies import check_project, forecast_study, measure_study
 from tutti.report.study.charts import Study
 from tutti.report.study.learning_charts import learning_charts
 from tutti.report.study.page import build_page
@@ -12,10 +14,12 @@ from tutti.report.study.scale_charts import scale_charts
 from tutti.report.study.tables import points_csv
 from tutti.runs.files import write_durably
 from tutti.study.analysis import Analysis, analyse
-from tutti.study.conclusions import conclude
+from tutti.study.conclusions import GOOD, conclude
 from tutti.study.definition import StudyFolder, read_definition
 from tutti.study.links import match_links
 from tutti.study.outcome import read_outcomes
+
+_STEPS = 100  # of a further measurement, where the runs of a study are whole trainings
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,13 @@ def write_report(
     """Writes the report of a study into its folder, or to the file `out` with the pictures beside it."""
     this = read_study(folder, collectives)
     other = read_study(compare, collectives) if compare is not None else None
-    report = _places(folder, out, conclude(this, other))
-    studies = _named(this, other, folder, compare)
+    folders = [folder, compare] if compare is not None else [folder]
+    studies = [
+        _with_forecast(each, path) for each, path in zip(_named(this, other, folder, compare), folders, strict=True)
+    ]
+    report = _places(folder, out, conclude(this, other, _ahead(studies[0])))
     charts = [*scale_charts(studies), *learning_charts(studies)]
-    page = build_page(studies, charts, report.page, folder, report.pictures.name)
+    page = build_page(studies, charts, report.conclusions, report.page, folder, report.pictures.name)
     try:
         draw_charts(charts, report.pictures)
         write_durably(report.points, points_csv(this))
@@ -64,6 +71,24 @@ def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
     if collectives is None or analysis.scaling is None:
         return analysis
     return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
+
+
+def _with_forecast(study: Study, folder: Path) -> Study:
+    """Adds the forecast of a scaling study with finished runs, and earlier forecasts that its runs check."""
+    definition = study.analysis.definition
+    if study.analysis.scaling is None or definition.mode is None:
+        return study
+    measured = measure_study(folder, definition, [run.outcome for run in study.analysis.runs])
+    steps = definition.goal.warmup_steps + (definition.goal.steps or _STEPS)
+    return replace(study, forecast=forecast_study(measured, GOOD, steps), checks=check_project(measured))
+
+
+def _ahead(study: Study) -> list[str]:
+    """What the forecast of a study says, and how earlier forecasts of its runs have fared."""
+    said = list(study.forecast.sentences) if study.forecast else []
+    if record := summarise_checks(study.checks.checked):
+        said.append(f"These runs check earlier forecasts. {record.sentence()}")
+    return said
 
 
 def _places(folder: Path, out: Path | None, conclusions: list[str]) -> StudyReport:
