@@ -1,6 +1,7 @@
 """`tutti forecast` from tables and studies."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,35 @@ def test_a_forecast_is_kept_drawn_and_verified(call: Call, tmp_path: Path) -> No
     found = json.loads(call(*words, "--verify", "--json")[1])
     assert found["record"]["points"] == 1
     assert found["checked"][0]["measured"] == 2800
+    assert [each["ranks"] for each in found["open"]] == [64]
+
+
+def test_verifying_writes_a_page_of_all_forecasts(call: Call, tmp_path: Path) -> None:
+    words = ("--table", "points.csv", "--fabric", "hpc", "--out", "proposal")
+    call(*words, "--ranks", "32,64")
+    out = call(*words, "--verify")[1]
+    page = tmp_path / "proposal" / "forecasts.html"
+    assert out.splitlines()[-1].split() == ["page:", "proposal/forecasts.html"]
+    assert "No run was measured that a kept forecast was made for." in page.read_text()
+    Path("points.csv").write_text(TABLE + "32,8,900\n")
+    call(*words, "--verify")
+    text = page.read_text()
+    assert "1 forecast checked: off by" in text
+    assert "0 inside 90%" in text
+    assert "<svg" in text
+    digest = next((tmp_path / "proposal" / "forecasts").glob("*.json"))
+    assert text.count(f'<a href="forecasts/{digest.name}">{digest.stem}</a>') == 2  # the checked one and the open one
+    assert '<a href="../points.csv">900</a>' in text
+    assert "from measurements on 1, 2, 4 nodes, HPC fabric" in text
+    assert not re.search(r'(src|href)="(?!forecasts/|\.\./points|data:)', text.partition("<svg")[0])
+
+
+def test_the_page_cannot_be_written_into_a_file(call: Call) -> None:
+    call("--table", "points.csv", "--fabric", "hpc", "--out", "proposal", "--ranks", "32")
+    Path("proposal/forecasts.html").mkdir()
+    code, _, err = call("--table", "points.csv", "--out", "proposal", "--verify")
+    assert code == 2
+    assert "forecasts.html: cannot be written" in err
 
 
 def make_study(name: str, *ranks: int, batch: int = 32) -> str:
@@ -154,6 +184,8 @@ def test_a_study_is_forecast_and_checked_by_a_later_one(call: Call) -> None:
     scale_study(Path("runs/studies/digits/waiting"), lambda point: None)
     for words in (["--verify"], [later, "--verify"]):
         assert "1 forecast checked" in call(*words)[1]
+    assert 'href="studies/digits/later/">' in Path("runs/forecasts.html").read_text()
+    assert Path(later, "forecasts.html").exists()
 
 
 def test_a_study_knows_its_mode(call: Call) -> None:

@@ -75,7 +75,7 @@ def forecast(
 
     network = read_fabric(fabric)
     if verify:
-        _print_checks(_checks(_one_study(folders), table, mode, out), as_json)
+        _verify(folders or [], table, mode, out, as_json)
         return
     least = 1 if link or collectives else 2
     curve, size, workload = _read(folders or [], table, mode, ranks_per_node, least)
@@ -226,42 +226,52 @@ def _show(
         print(f"{name:<11} {path}")
 
 
-def _checks(study: Path | None, table: Path | None, mode: str | None, out: Path | None) -> "list[CheckedForecast]":
-    """Earlier forecasts of the same workload beside the runs of a study, of a table, or of all studies in --out."""
+def _verify(folders: list[Path], table: Path | None, mode: str | None, out: Path | None, as_json: bool) -> None:
+    """Set earlier forecasts of the same workload beside the runs of a study, of a table, or of all studies in --out."""
     from tutti.errors import FolderError
-    from tutti.forecast.kept import check_forecasts, read_kept
-    from tutti.forecast.studies import find_studies, read_finished, read_study
+    from tutti.forecast.kept import check_forecasts, find_open, read_kept, summarise_checks
+    from tutti.forecast.studies import check_study, find_studies, read_finished, read_study
 
+    study = _one_study(folders)
+    if folders and study is None:
+        raise ConfigError(f"--verify {folders[0]}: expected the folder of a study, --table FILE, or neither.")
     root = out or (study.resolve().parent if study else Path("runs"))
+    if table is not None and out is None:
+        raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
+    places = list(dict.fromkeys([root, *find_studies(root)])) if table is None else [root]
+    kept = {place: read_kept(place) for place in places}
+    every = [each for found in kept.values() for each in found]
     if table is not None:
-        if out is None:
-            raise ConfigError("--verify: expected --out FOLDER, where the forecasts of this table are kept.")
         curve, *_ = _read([], table, mode, None)
-        kept, measured = read_kept(out), [(None, curve.measurements)]
+        checked = check_forecasts([each for each in every if each.workload is None], curve.measurements, str(table))
     else:
-        places = find_studies(root)
-        kept = [each for place in places for each in read_kept(place)]
-        found = [read_study(study)] if study else read_finished(places) if kept else []
-        measured = [(each.workload, each.runs) for each in found]
-    if not kept:
+        found = [read_study(study)] if study else read_finished(find_studies(root)) if every else []
+        checked = [each for one in found for each in check_study(every, one)]
+    if not every:
         raise FolderError(f"--verify: {root} holds no forecast: expected one that tutti forecast kept.")
-    return [
-        checked
-        for workload, runs in measured
-        for checked in check_forecasts([each for each in kept if each.workload == workload], runs)
-    ]
+    still_open = find_open(every, checked) if study is None else []  # runs of other studies may have checked the rest
+    if as_json:
+        record = summarise_checks(checked)
+        plain = [dataclasses.asdict(each) | {"error": each.error} for each in checked]
+        waiting = [
+            {"digest": one.digest, "created": one.created, **dataclasses.asdict(each)} for one, each in still_open
+        ]
+        values = {"checked": plain, "open": waiting, "record": dataclasses.asdict(record) if record else None}
+        print(json.dumps(values, indent=1))
+        return
+    from tutti.report.checks import write_checks
+
+    _print_checks(checked)
+    where = {each.digest: place for place, found in kept.items() for each in found}
+    print(f"page:       {write_checks(out or study or root, checked, still_open, where)}")
 
 
-def _print_checks(checked: "list[CheckedForecast]", as_json: bool) -> None:
+def _print_checks(checked: "list[CheckedForecast]") -> None:
     """Print forecasts beside what was measured, and the record over all of them."""
     from tutti import units
     from tutti.forecast.kept import summarise_checks
 
     record = summarise_checks(checked)
-    if as_json:
-        found = [dataclasses.asdict(each) | {"error": each.error} for each in checked]
-        print(json.dumps({"checked": found, "record": dataclasses.asdict(record) if record else None}, indent=1))
-        return
     if record is None:
         print("No run was measured that a kept forecast was made for.")
         return
@@ -280,8 +290,4 @@ def _print_checks(checked: "list[CheckedForecast]", as_json: bool) -> None:
         for each in checked
     ]
     units.print_table(titles, lines)
-    print(
-        f"{units.count(record.points, 'forecast')} checked: off by {units.percent(record.median_error, 1)} in the "
-        f"median and {units.percent(record.worst_error, 1)} at most; {record.inside68} inside 68%, "
-        f"{record.inside90} inside 90%."
-    )
+    print(record.sentence())

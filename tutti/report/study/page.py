@@ -29,7 +29,6 @@ from tutti.study.analysis import Analysis
 from tutti.study.definition import Definition
 
 _HERE = Path(__file__).parent
-_LONG = 40  # rows from which on a table scrolls
 _RULE = (
     "These sentences follow from the numbers below by fixed rules. Intervals contain 95% of 1,000 bootstrap draws "
     "over runs and the log windows within them; with one run per setting they do not include the variation between "
@@ -68,17 +67,14 @@ def build_page(
     analysis = studies[0].analysis
     settings = len(analysis.settings)
     figures = json.dumps([figure_of(chart) for chart in charts], allow_nan=False, separators=(",", ":"))
-    return _template().render(
-        version=versions().get("tutti-train", ""),
+    return page_template("page.html").render(
         title=_title(analysis.definition),
         subtitle=_subtitle(analysis, studies),
-        style=Markup((_HERE / "page.css").read_text()),
         conclusions=conclusions,
         settings=f"{settings} setting{'' if settings == 1 else 's'}",
         rule=_RULE,
         charts=list(zip(charts, _find_wide(charts), strict=True)),
         studies=[_section(study, page) for study in studies],
-        long_table=_LONG,
         folder=str(folder),
         pictures=pictures,
         figures=Markup(figures.replace("<", "\\u003c")),
@@ -88,12 +84,15 @@ def build_page(
     )
 
 
-def _template() -> Template:
+def page_template(name: str, *folders: Path) -> Template:
+    """A template of a page; the table macros and the style of the study's page can be used in it."""
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader([*folders, _HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["breakable"] = _breakable
-    return environment.get_template("page.html")
+    environment.globals["style"] = Markup((_HERE / "page.css").read_text())
+    environment.globals["version"] = versions().get("tutti-train", "")
+    return environment.get_template(name)
 
 
 def _breakable(title: str) -> Markup:

@@ -133,7 +133,9 @@ def _forecast(studies: Sequence[Study]) -> Chart | None:
         return None
     curves: list[Curve] = []
     for index, study in known:
-        curves += _forecast_curves(study, index, f", {study.name}" if len(known) > 1 else "")
+        several = len(known) > 1
+        colours = (index, index) if several else (0, 1)
+        curves += _forecast_curves(study, colours, f", {study.name}" if several else "")
     ranks = sorted({float(place) for curve in curves for place in curve.x})
     ends = [ranks[0], ranks[-1]]
     curves.append(Curve(units.percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
@@ -150,7 +152,7 @@ def _forecast(studies: Sequence[Study]) -> Chart | None:
     )
 
 
-def _forecast_curves(study: Study, index: int, suffix: str) -> list[Curve]:
+def _forecast_curves(study: Study, colours: tuple[int, int], suffix: str) -> list[Curve]:
     assert study.forecast is not None and study.forecast.curve is not None
     curve, made = study.forecast.curve, study.forecast.made
     last = curve.measurements[-1]
@@ -170,7 +172,7 @@ def _forecast_curves(study: Study, index: int, suffix: str) -> list[Curve]:
             [None] * (len(made) + 1),
             low=[at_last, *ends[0]],
             high=[at_last, *ends[1]],
-            colour=2 * index + 1,
+            colour=colours[1],
             band=True,
         ),
         Curve(
@@ -178,7 +180,7 @@ def _forecast_curves(study: Study, index: int, suffix: str) -> list[Curve]:
             [ranks for ranks, _ in measured],
             [value for _, value in measured],
             [f"{units.count(ranks, 'rank')}<br>measured {units.percent(value, 1)}" for ranks, value in measured],
-            colour=2 * index,
+            colour=colours[0],
             style=0,
         ),
         Curve(
@@ -186,7 +188,7 @@ def _forecast_curves(study: Study, index: int, suffix: str) -> list[Curve]:
             asked,
             [each.efficiency for each in made],
             texts,
-            colour=2 * index + 1,
+            colour=colours[1],
             style=1,
             hollow=True,
         ),

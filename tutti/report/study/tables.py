@@ -38,6 +38,7 @@ class Cell:
         return "number" if self.is_number else "words" if len(self.text) > _LONG_TEXT else ""
 
 
+FindLink = Callable[[CheckedForecast], tuple[str | None, str | None]]
 ShowValue = Callable[[str, Any], Cell]
 
 
@@ -126,18 +127,21 @@ def forecast_table(forecast: StudyForecast) -> Table | None:
     return Table(caption, ("ranks", "nodes", "samples/s", "efficiency", "chance of 80%", "extrapolation"), rows)
 
 
-def checks_table(checked: Sequence[CheckedForecast]) -> Table | None:
-    """Earlier forecasts beside what was measured; None without any."""
+def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambda _: (None, None)) -> Table | None:
+    """Earlier forecasts beside what was measured; None without any.
+
+    `find_link` gives the links to the kept forecast and to the runs that check it.
+    """
     if not checked:
         return None
     rows = [
         [
             Cell(each.created[:10]),
-            Cell(each.digest[:12]),
+            Cell(each.digest[:12], link=find_link(each)[0]),
             Cell(units.count(each.ranks), is_number=True),
             Cell(units.count(each.nodes), is_number=True),
             Cell(_speeds(each.forecast, *each.interval90), is_number=True),
-            Cell(_speed(each.measured), is_number=True),
+            Cell(_speed(each.measured), is_number=True, link=find_link(each)[1]),
             Cell(f"{each.error:+.1%}", is_number=True),
             Cell("yes" if each.is_inside(each.interval68) else "no"),
             Cell("yes" if each.is_inside(each.interval90) else "no"),
@@ -146,7 +150,7 @@ def checks_table(checked: Sequence[CheckedForecast]) -> Table | None:
         for each in checked
     ]
     titles = ("made", "digest", "ranks", "nodes", "forecast (90% interval)", "measured", "error")
-    caption = "Forecasts that were made before these runs, in samples/s."
+    caption = "Forecasts that were made before the runs existed, in samples/s."
     return Table(caption, (*titles, "inside 68%", "inside 90%", "basis"), rows)
 
 
@@ -205,7 +209,11 @@ def points_table(analysis: Analysis, page: Path) -> Table:
 
 def _point_row(run: RunFigures, keys: list[str], metric: str | None, page: Path, show: ShowValue) -> list[Cell]:
     point, state, speed = run.outcome.point, run.outcome.state, run.speed
-    cells = [Cell(run.id, link=_link(run, page)), Cell(state.state, kind=state.state), Cell(str(point.ranks), True)]
+    cells = [
+        Cell(run.id, link=link_to(Path(run.outcome.folder), page)),
+        Cell(state.state, kind=state.state),
+        Cell(str(point.ranks), True),
+    ]
     cells += [show(key, point.values.get(key, "")) for key in keys]
     texts = [
         str(point.seed),
@@ -241,10 +249,11 @@ def _without_empty(table: Table) -> Table:
     return Table(table.caption, tuple(table.titles[p] for p in kept), [[row[p] for p in kept] for row in table.rows])
 
 
-def _link(run: RunFigures, page: Path) -> str | None:
-    """The link from the page to the run folder; None if it does not exist."""
-    folder = Path(run.outcome.folder)
-    return quote(os.path.relpath(folder.resolve(), page.parent.resolve())) + "/" if folder.is_dir() else None
+def link_to(target: Path, page: Path) -> str | None:
+    """The link from the page to a file or a folder; None if it does not exist."""
+    if not target.exists():
+        return None
+    return quote(os.path.relpath(target.resolve(), page.parent.resolve())) + ("/" if target.is_dir() else "")
 
 
 def _value_cells(analysis: Analysis) -> ShowValue:
