@@ -77,7 +77,8 @@ def conclude_forecast(
     if not said:
         return []
     sentence = f"Forecast of efficiency {made[0].basis}, with 90% intervals: {'; '.join(said)}"
-    further = propose_measurement(fitted, fabric, open_case.ranks) if open_case else None
+    by_link = fitted.by_parts is not None  # its interval is that of the link, which more nodes do not show
+    further = propose_measurement(fitted, fabric, open_case.ranks) if open_case and not by_link else None
     return [f"{sentence}{_further(further, open_case, measured_steps) if further and open_case else ''}."]
 
 

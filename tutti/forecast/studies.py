@@ -13,6 +13,7 @@ from tutti.errors import ConfigError, DataError, FolderError, TuttiError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
 from tutti.forecast.forecast import Forecast, fit_curve, forecast
 from tutti.forecast.kept import CheckedForecast, CheckRecord, KeptForecast, check_forecasts, read_kept, summarise_checks
+from tutti.forecast.link import measured_link
 from tutti.forecast.planning import conclude_forecast
 from tutti.forecast.population import Fabric
 from tutti.forecast.table import check_curve
@@ -98,12 +99,15 @@ class StudyForecast:
     reason: str = ""
 
 
-def forecast_study(study: MeasuredStudy, threshold: float, measured_steps: int) -> StudyForecast:
+def forecast_study(
+    study: MeasuredStudy, threshold: float, measured_steps: int, collectives: Path | None = None
+) -> StudyForecast:
     """The forecast for 2, 4, 8 and 16 times the measured ranks; `measured_steps` is the length of a run."""
     try:
         curve = check_curve(study.runs, study.mode, None, "this study")
-        fitted = fit_curve(curve, study.fabric)
-    except DataError as error:
+        link = measured_link(curve, collectives, study.gradient_bytes) if collectives else None
+        fitted = fit_curve(curve, study.fabric, link)
+    except (DataError, ConfigError) as error:
         return StudyForecast(reason=_one_node(study) or str(error))
     most = curve.measurements[-1].ranks
     made = forecast(fitted, [most * times for times in TIMES], threshold)

@@ -40,7 +40,8 @@ def write_report(
     other = read_study(compare, collectives) if compare is not None else None
     folders = [folder, compare] if compare is not None else [folder]
     studies = [
-        _with_forecast(each, path) for each, path in zip(_named(this, other, folder, compare), folders, strict=True)
+        _with_forecast(each, path, collectives)
+        for each, path in zip(_named(this, other, folder, compare), folders, strict=True)
     ]
     report = _places(folder, out, conclude(this, other, _ahead(studies[0])))
     charts = [*scale_charts(studies), *learning_charts(studies)]
@@ -73,14 +74,14 @@ def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
     return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
 
 
-def _with_forecast(study: Study, folder: Path) -> Study:
+def _with_forecast(study: Study, folder: Path, collectives: Path | None) -> Study:
     """Adds the forecast of a scaling study with finished runs, and earlier forecasts that its runs check."""
     definition = study.analysis.definition
     if study.analysis.scaling is None or definition.mode is None:
         return study
     measured = measure_study(folder, definition, [run.outcome for run in study.analysis.runs])
     steps = definition.goal.warmup_steps + (definition.goal.steps or _STEPS)
-    return replace(study, forecast=forecast_study(measured, GOOD, steps), checks=check_project(measured))
+    return replace(study, forecast=forecast_study(measured, GOOD, steps, collectives), checks=check_project(measured))
 
 
 def _ahead(study: Study) -> list[str]:
