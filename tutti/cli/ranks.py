@@ -127,12 +127,22 @@ def as_rank(placement: Placement, work: Callable[[], Any], stopped: Callable[[st
         silent = error.told or (error.agreed and placement.rank > 0)
         _report(describe(placement.rank, error, error.exit_code, said=True), silent)
     except KeyboardInterrupt as interrupt:
-        if stopped is None:
+        error = _error_behind(interrupt) or (
+            stopped(interrupt.args[0] if interrupt.args else "SIGINT") if stopped else None
+        )
+        if error is None:
             sys.exit(130)
-        error = stopped(interrupt.args[0] if interrupt.args else "SIGINT")
         _report(describe(placement.rank, error, error.exit_code, said=True), silent=placement.rank > 0)
     except Exception as error:
         _report(describe(placement.rank, error, 1, said=False))
+
+
+def _error_behind(interrupt: KeyboardInterrupt) -> TuttiError | None:
+    """The error with which the rank was about to end when another signal came: the launcher forwards those it gets."""
+    behind = interrupt.__context__
+    while behind is not None and not isinstance(behind, TuttiError):
+        behind = behind.__context__
+    return behind
 
 
 def _report(failure: Failure, silent: bool = False) -> None:

@@ -189,10 +189,20 @@ def _train_as_rank(
         return outcome
 
     def stopped(name: str) -> Interrupted:
+        if folder and (step := _own_last_step(folder)):
+            return Interrupted(f"stopped on {name} when the run had ended, after step {step:,}. See {folder.record}.")
         again = f"Resume with: tutti train {folder.path}" if folder else "Start it again with the same command."
         return Interrupted(f"stopped on {name} before the first step: there was nothing to save. {again}")
 
     as_rank(placement, work, stopped)
+
+
+def _own_last_step(folder: RunFolder) -> int | None:
+    """The last step of a run that this process has recorded as ended."""
+    record = read_record(folder.record) or {}
+    last = (record.get("segments") or [{}])[-1]
+    is_ended = last.get("process") == os.getpid() and last.get("state", "running") != "running"
+    return record.get("step") if is_ended else None
 
 
 def _needs(config: RunConfig) -> list[str]:
