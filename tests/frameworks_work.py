@@ -95,15 +95,17 @@ def reached(out: Path, framework: str) -> dict[str, Any]:
 def on_two_ranks(out: Path) -> dict[str, Any]:
     """Runs by `fit` and by the tape: whole, and gone on from the middle."""
     found: dict[str, Any] = {}
+    measured: dict[str, Any] = {"log": COMMON["log"] | {"noise_scale": True}}
     for framework in ("keras", "tensorflow"):
-        lively = train(f"{framework}_lively", out, framework=framework, **LIVELY)
+        values = LIVELY | measured | {"framework": framework}
+        lively = train(f"{framework}_lively", out, **values)
         copy = out / f"{framework}_lively_cut"
-        resumed = train(f"{framework}_lively", out, cut(lively["folder"], copy), framework=framework, **LIVELY)
-        plain = train(f"{framework}_plain", out, framework=framework, **PLAIN)
+        resumed = train(f"{framework}_lively", out, cut(lively["folder"], copy), **values)
+        plain = train(f"{framework}_plain", out, framework=framework, **PLAIN | measured)
         found |= {f"{framework}_lively": lively, f"{framework}_resumed": resumed, f"{framework}_plain": plain}
         found[f"{framework}_stopped"] = stopped(f"{framework}_stopped", out, framework)
         found[f"{framework}_target"] = reached(out, framework)
-    short = {"epochs": 1, "precision": "fp16", "checkpoint": {"every_epochs": None}}
+    short = {"epochs": 1, "precision": "fp16", "checkpoint": {"every_epochs": None}} | measured
     return found | {"keras_fp16": train("keras_fp16", out, framework="keras", **PLAIN | short)}
 
 

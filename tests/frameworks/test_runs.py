@@ -115,6 +115,34 @@ def test_fit_and_the_tape_learn_the_same(two: Found) -> None:
         assert_close(two[0][f"keras_{kind}"]["weights"], two[0][f"tensorflow_{kind}"]["weights"], 1e-4)
 
 
+def noise(folder: Path) -> dict[int, tuple[float, float]]:
+    return {e["step"]: (e["gradient_square"], e["gradient_variance"]) for e in events(folder, "noise")}
+
+
+@pytest.mark.parametrize("kind", ["lively", "plain"])
+def test_fit_and_the_tape_measure_the_same_gradient_noise(two: Found, kind: str) -> None:
+    by_fit, by_tape = (noise(two[0][f"{framework}_{kind}"]["folder"]) for framework in FRAMEWORKS)
+    assert list(by_fit) == [10, 20, 30, 40]
+    for step, (square, variance) in by_fit.items():
+        assert by_tape[step] == pytest.approx((square, variance), rel=1e-2, abs=1e-3)
+        assert variance > 0 and square + variance / 64 > 0
+    biased = [event.get("biased") for event in events(two[0][f"keras_{kind}"]["folder"], "noise")]
+    assert biased == [["batch norm"] if kind == "lively" else None] * 4
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_resumed_run_has_every_measured_step_once(two: Found, framework: str) -> None:
+    whole, resumed = (noise(two[0][f"{framework}_{kind}"]["folder"]) for kind in ("lively", "resumed"))
+    assert list(resumed) == list(whole)
+    for step, pair in whole.items():
+        assert resumed[step] == pytest.approx(pair, rel=1e-3, abs=1e-4)
+
+
+def test_the_gradient_noise_has_no_scale_of_half_precision(two: Found) -> None:
+    half, single = (noise(two[0][f"keras_{kind}"]["folder"])[10] for kind in ("fp16", "plain"))
+    assert half == pytest.approx(single, rel=0.3)
+
+
 def test_a_run_of_two_ranks_resumes_on_one(two: Found, one: dict[str, Any]) -> None:
     assert_close(one["fewer_ranks"]["weights"], two[0]["keras_plain"]["weights"], 1e-4)
     record = json.loads((one["fewer_ranks"]["folder"] / "record.json").read_text())
@@ -144,7 +172,8 @@ def test_the_command_resumes_with_another_backend(
 
 def test_a_checkpoint_of_keras_is_refused_in_torch(two: Found, tutti: Tutti) -> None:
     folder = two[0]["keras_plain"]["folder"]
-    done = tutti("train", str(folder / "config.yaml"), "framework=torch", "--resume", str(folder))
+    words = ("framework=torch", "log.noise_scale=false")
+    done = tutti("train", str(folder / "config.yaml"), *words, "--resume", str(folder))
     assert done.code == 2
     assert "was made with framework=keras, which framework=torch cannot read" in done.err
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tutti
 from tutti.cli.ranks import begun_run, check, finish
+from tutti.config.check import check_noise_scale
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
@@ -154,6 +155,7 @@ def _terms(config: RunConfig, asked: ElasticRequest, placement: Placement) -> El
             f"batch.global={batch.global_batch}{of_micro} does not split over any of {least} to {most} ranks; it does "
             f"over {', '.join(map(str, usable))}. Change --min-ranks or batch.global."
         )
+    check_noise_scale(config, min(count for count in usable if count >= least))
     return ElasticTerms(least, most, parts, asked.wait_seconds, asked.pause_seconds, first_hosts=placement.world_size)
 
 

@@ -41,6 +41,27 @@ def check_parts(config: RunConfig, world_size: int) -> None:
         make_schedule(config, make_plan(config, world_size, samples))
 
 
+def check_noise_scale(config: RunConfig, world_size: int) -> None:
+    """Refuse to measure the gradient noise scale where a step has one gradient alone."""
+    if not config.log.noise_scale:
+        return
+    batch = config.batch
+    per_rank = batch.per_rank or (batch.global_batch or 0) // world_size
+    if world_size == 1 and (batch.micro or per_rank) >= per_rank:
+        fix = "Start more ranks" if config.framework == "torch" else "Start more ranks, for example with -n 2"
+        if config.framework == "torch":
+            fix += f", or set batch.micro={max(1, per_rank // 2)}, which accumulates gradients over micro-batches"
+        raise ConfigError(
+            "log.noise_scale=true on 1 rank whose steps have 1 forward pass: expected 2 or more gradients in a step, "
+            f"to compare with their mean. {fix}."
+        )
+    if not config.ddp.communicate:
+        raise ConfigError(
+            "log.noise_scale=true with ddp.communicate=false: expected gradients that are averaged over ranks. "
+            "Set ddp.communicate=true, or log.noise_scale=false."
+        )
+
+
 def check_best(config: RunConfig, metrics: Iterable[str]) -> None:
     """Refuse a `checkpoint.best` that the run does not measure."""
     best = config.checkpoint.best

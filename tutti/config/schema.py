@@ -110,6 +110,7 @@ class LogConfig(Section):
     ledger: Switch = False  # sample ids of every step, for debugging
     tensorboard: Switch = True
     phases: Switch = True  # the time of each part of a step, and stragglers
+    noise_scale: Switch = False  # the gradient noise scale, in every tenth step
     profile: tuple[Count, Count] | None = None  # the first and the last step of a trace by TensorFlow's profiler
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from tutti.frameworks.machine import quiet_import
 from tutti.ranks.device import mix
 from tutti.ranks.group import Group
 from tutti.runs.files import sync_path
+from tutti.runs.noise_scale import EVERY_STEPS
 from tutti.train.timing import NoTimer, StepTimer
 
 MODEL_FILE, OPTIMIZER_FILE = "model.keras", "optimizer.npz"
@@ -65,6 +66,77 @@ class _EndsEarly(keras.callbacks.Callback):
             self.model.stop_evaluating = True
 
 
+class HostSquares:
+    """Squared norms of this rank's gradients and of their mean over ranks, by step; on the torch and jax backends."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._scale_of = getattr(optimizer, "dynamic_scale", None)  # of the loss, in fp16
+        self._is_due, self._scale = False, 1.0
+        self._found: dict[int, list[float]] = {}
+        self._pair: Any = None
+
+    def begin_step(self, step: int) -> None:
+        """Measure a step, counted from 1, if it is due."""
+        self._is_due = step % EVERY_STEPS == 0
+        if self._is_due and self._scale_of is not None:
+            self._scale = float(_array(self._scale_of))
+
+    def observe(self, own: Sequence[Any], mean: Sequence[Any]) -> None:
+        """Square gradients before and after they are averaged, and before they are clipped."""
+        if self._is_due:
+            self._pair = torch.stack([_square_of(own), _square_of(mean)])
+
+    def end_step(self, step: int) -> None:
+        """Keep the squares of a step."""
+        if self._is_due:
+            self._found[step] = [float(value) / self._scale**2 for value in self._pair]
+        self._is_due = False
+
+    def take(self) -> dict[int, list[float]]:
+        """The squares by step since they were taken."""
+        found, self._found = self._found, {}
+        return found
+
+
+class GraphSquares(HostSquares):
+    """The same in a graph of TensorFlow."""
+
+    def __init__(self, optimizer: Any) -> None:
+        import tensorflow as tf
+
+        super().__init__(optimizer)
+        self._tf = tf
+        self._due_in_graph = tf.Variable(tf.constant(False), trainable=False)
+        self._pair = tf.Variable(tf.zeros(2), trainable=False)
+
+    def begin_step(self, step: int) -> None:
+        before = self._is_due
+        super().begin_step(step)
+        if self._is_due or before:
+            self._due_in_graph.assign(self._is_due)
+
+    def observe(self, own: Sequence[Any], mean: Sequence[Any]) -> None:
+        tf = self._tf
+
+        def squares() -> Any:
+            return tf.stack([self._square(own), self._square(mean)])
+
+        self._pair.assign(tf.cond(self._due_in_graph, squares, lambda: tf.zeros(2)))
+
+    def end_step(self, step: int) -> None:
+        if self._is_due:
+            self._found[step] = [float(value) / self._scale**2 for value in self._pair.numpy()]
+
+    def _square(self, gradients: Sequence[Any]) -> Any:
+        tf = self._tf
+        dense = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients if each is not None]
+        return tf.add_n([tf.reduce_sum(tf.square(each)) for each in dense])
+
+
+def _square_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).square().sum()
+
+
 class KerasLearner:
     """`model` is what is saved; `compiled` has the same layers and is compiled, for `fit` and `evaluate`."""
 
@@ -84,6 +156,7 @@ class KerasLearner:
         compiled = keras_backend(config) == "jax"
         self.compiled.compile(self.optimizer, self.criterion, metrics=self.metrics, jit_compile=compiled)
         self.optimizer.build(self.compiled.trainable_variables)
+        self.squares = self._make_squares(config)
         self._rate: float | None = None
         self._config, self._plan = config, plan
         self._carried = torch.zeros(2 * len(self.names), dtype=torch.float64)  # totals from a checkpoint
@@ -141,6 +214,37 @@ class KerasLearner:
         self.clear_totals()
         if is_first:
             self._carried = torch.tensor(totals, dtype=torch.float64)
+
+    def take_squares(self) -> dict[int, list[float]]:
+        """The squared gradient of this rank's samples and of the whole batch by step, since they were taken."""
+        return self.squares.take() if self.squares else {}
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """What in the model biases the gradient noise scale."""
+        layers = self.model._flatten_layers()
+        return ("batch norm",) if any(isinstance(each, keras.layers.BatchNormalization) for each in layers) else ()
+
+    def _make_squares(self, config: RunConfig) -> HostSquares | None:
+        """What measures the gradient noise scale, if the recipe has it measured."""
+        if not config.log.noise_scale:
+            return None
+        squares = (GraphSquares if keras_backend(config) == "tensorflow" else HostSquares)(self.optimizer)
+        if config.framework == "keras":
+            self.optimizer._distribution.observe = squares.observe
+        return squares
+
+    def begin_step(self, step: int) -> None:
+        """Prepare for a step, counted from 1."""
+        if self.squares:
+            if self._config.precision == "fp16" and step % EVERY_STEPS == 0:
+                self.sync()  # the scale of the loss is read
+            self.squares.begin_step(step)
+
+    def end_step(self, step: int) -> None:
+        """Keep what was measured in a step."""
+        if self.squares:
+            self.squares.end_step(step)
 
     def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
         """The totals of this rank's part of a dataset, while `goes_on` agrees; called right after a log."""

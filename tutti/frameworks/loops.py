@@ -67,11 +67,13 @@ class BetweenSteps(keras.callbacks.Callback):
     def before_step(self) -> None:
         """Set the learning rate of the next step."""
         self._job.learner.set_rate(self._job.lr)
+        self._job.learner.begin_step(self._job.step + 1)
         self._profile.before(self._job.step + 1)
 
     def after_step(self, loss: Any) -> None:
         """Count the step; log and save if that is due within an epoch, which is collective."""
         job = self._job
+        job.learner.end_step(job.step + 1)
         job.end_step(loss)
         if self._profile.after(job.step):
             job.journal.say(f"trace of steps for TensorBoard: {self._profile.folder}")
@@ -146,10 +148,13 @@ def train_by_tape(job: Job[KerasLearner]) -> None:
     import tensorflow as tf
 
     import tutti.horovod.tensorflow as hvd
+    from tutti.horovod.gradients import ReductionOptions
+    from tutti.horovod.tensorflow.training import Reduction
 
     learner, between = job.learner, BetweenSteps(job)
     model, optimizer = learner.compiled, learner.optimizer
     loss_mean, *metrics = learner.measures
+    average = Reduction("DistributedGradientTape_Allreduce", ReductionOptions())
 
     @tf.function
     def step(images: Any, labels: Any) -> Any:
@@ -157,8 +162,10 @@ def train_by_tape(job: Job[KerasLearner]) -> None:
             scores = model(images, training=True)
             loss = learner.criterion(labels, scores)
             scaled = optimizer.scale_loss(loss)  # by 1, except in fp16
-        tape = hvd.DistributedGradientTape(tape)
-        gradients = tape.gradient(scaled, model.trainable_variables)  # collective: the mean over ranks
+        own = tape.gradient(scaled, model.trainable_variables)
+        gradients = average.apply(own)  # collective: the mean over ranks
+        if learner.squares:
+            learner.squares.observe(own, gradients)
         optimizer.apply(gradients, model.trainable_variables)
         loss_mean.update_state(loss, sample_weight=tf.shape(images)[0])
         for metric in metrics:

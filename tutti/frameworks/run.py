@@ -11,7 +11,7 @@ import torch
 
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model
-from tutti.config.check import check_best, check_parts
+from tutti.config.check import check_best, check_noise_scale, check_parts
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
@@ -114,6 +114,7 @@ class KerasFramework:
 
     def check(self, config: RunConfig, world_size: int) -> None:
         """Check a recipe before anything is built."""
+        check_noise_scale(config, world_size)
         check_parts(config, world_size)
 
     def prepare_data(self, config: RunConfig) -> None:

@@ -28,10 +28,12 @@ def wrap_model(
     group: Group,
     device: torch.device,
     on_last_gradient: Callable[[], None] = lambda: None,
+    on_bucket: Callable[[torch.Tensor], None] | None = None,
 ) -> nn.Module:
     """Wraps the model in DDP if there is more than one rank.
 
-    `on_last_gradient` is called in each synchronising backward pass when the last gradient of this rank is ready.
+    `on_last_gradient` is called in each synchronising backward pass when the last gradient of this rank is ready, and
+    `on_bucket` with each bucket of gradients before it is averaged.
     """
     if group.world_size == 1 or not config.communicate:
         return model
@@ -45,7 +47,7 @@ def wrap_model(
         **sync_buffers,
     )
     memory = share_memory(group, MOST_DIRECT_BYTES) if config.direct and device.type == "cpu" else None
-    wrapped.register_comm_hook(Averaging(memory, on_last_gradient), average_gradients)
+    wrapped.register_comm_hook(Averaging(memory, on_last_gradient, on_bucket), average_gradients)
     return wrapped
 
 
@@ -55,6 +57,7 @@ class Averaging:
 
     memory: HostMemory | None
     on_last_gradient: Callable[[], None]
+    on_bucket: Callable[[torch.Tensor], None] | None = None
 
 
 def average_gradients(state: Averaging, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -66,6 +69,8 @@ def average_gradients(state: Averaging, bucket: dist.GradBucket) -> torch.future
     if bucket.is_last():
         state.on_last_gradient()
     gradients, memory = bucket.buffer(), state.memory
+    if state.on_bucket is not None:
+        state.on_bucket(gradients)
     if not memory or not bucket.is_last() or dist.get_world_size() * gradients.nbytes > memory.most_bytes:
         return allreduce_hook(None, bucket)  # pyright: ignore[reportArgumentType]
     done = torch.futures.Future[torch.Tensor]()

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from tutti.config.schedule import Schedule
 from tutti.report.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, STROKES, VERMILION, plt
 from tutti.runs.folder import RunFolder
-from tutti.runs.metrics import is_number, read_events
+from tutti.runs.metrics import NOISE, is_number, read_events
 from tutti.runs.record import read_record
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def draw_curves(folder: RunFolder) -> Path | None:
     record = read_record(folder.record) or {}
     metrics = [key.removeprefix("valid_") for key in epochs[-1] if key.startswith("valid_")] if epochs else []
     others = [name for name in metrics if name != "loss"]
-    figure, axes = plt.subplots(1, 3 + bool(others), figsize=(4.2 * (3 + bool(others)), 3.4), layout="constrained")
+    measured = any(event.get("event") == NOISE for event in events)
+    count = 3 + bool(others) + measured
+    figure, axes = plt.subplots(1, count, figsize=(4.2 * count, 3.4), layout="constrained")
     panels = iter(axes)
     _plot_pair(next(panels), "loss", steps, epochs)
     for name in others[:1]:
@@ -35,6 +37,8 @@ def draw_curves(folder: RunFolder) -> Path | None:
     speed = next(panels)
     _plot(speed, steps, "samples_per_second", "samples/s")
     speed.set_ylim(bottom=0)
+    if measured:
+        _plot_noise(next(panels), folder)
     figure.suptitle(f"{record.get('recipe', folder.path.name)}, {record.get('ranks', '?')} rank(s)", fontsize=11)
     figure.savefig(folder.curves, dpi=110)
     plt.close(figure)
@@ -58,6 +62,28 @@ def _plot_pair(axes: Axes, name: str, steps: list[dict[str, Any]], epochs: list[
     valid = [event for event in epochs if "step" in event and f"valid_{name}" in event]
     axes.plot([e["step"] for e in valid], [e[f"valid_{name}"] for e in valid], "o-", ms=3, label="validation")
     axes.legend(fontsize=8)
+
+
+def _plot_noise(axes: Axes, folder: RunFolder) -> None:
+    """Plots the gradient noise scale over training with its 90 % interval; an arrow where only a lower end is known."""
+    from tutti.runs.noise_scale import noise_curve
+
+    curve = noise_curve(folder.path)
+    known = [(step, scale.value, scale.low, scale.high) for step, scale in curve if scale.value and scale.high]
+    if known:
+        steps, values, lows, highs = zip(*known, strict=True)
+        axes.vlines(steps, lows, highs, color=BLUE, alpha=0.4, linewidth=2)
+        axes.plot(steps, values, "o", ms=4, color=BLUE, label="with 90 % interval")
+    if open_ended := [(step, scale.low) for step, scale in curve if scale.value is None]:
+        axes.plot(*zip(*open_ended, strict=True), "^", ms=5, color=VERMILION, label="larger than")
+    if curve:
+        axes.axhline(curve[-1][1].batch, color=BLACK, linewidth=0.8, linestyle=":", label="global batch")
+        axes.set_yscale("log")
+        axes.legend(fontsize=8)
+    else:
+        axes.text(0.5, 0.5, "too few steps", ha="center", va="center", transform=axes.transAxes)
+    axes.set(xlabel="step", title="gradient noise scale (samples)")
+    axes.grid(alpha=0.3)
 
 
 def _plot(axes: Axes, events: list[dict[str, Any]], key: str, title: str, **style: Any) -> None:

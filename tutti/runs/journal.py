@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti import units
 from tutti.runs.folder import RunFolder
-from tutti.runs.metrics import LineLog, trim_events
+from tutti.runs.metrics import NOISE, LineLog, trim_events
 from tutti.runs.output import Tee
 
 
@@ -40,6 +40,8 @@ class Screen:
             self._bar.start()
 
     def write(self, event: dict[str, Any]) -> None:
+        if event["event"] == NOISE:  # the last line of the run has its average
+            return
         line = self._line(event)
         if self._bar is None:
             print(line, flush=True)
@@ -113,7 +115,7 @@ class Journal:
                 self._writers.append(TensorBoardLog(folder.tensorboard))
 
     def write(self, event: str, **values: Any) -> None:
-        """Tell an event: `start` before the first step, `step` every log window, `epoch` after validation."""
+        """Tell an event: `start` before the first step, `step` every log window, `epoch` after validation, `noise`."""
         line = {"event": event, **values, "time": time.time()}
         for writer in self._writers:
             writer.write(line)

@@ -10,6 +10,7 @@ from typing import Any
 from tutti.errors import FolderError
 from tutti.runs.files import parse_json, write_durably
 
+NOISE = "noise"  # the event of a step in which the gradient noise scale was measured
 _WHOLE = ("step", "epoch", "ranks")
 _NO_FLOATS = ("event", *_WHOLE)
 _NUMBERS = ("loss", "lr", "time")

@@ -12,7 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event  # noqa: E402 # pyright: ig
 from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: E402 # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: E402
 
-_NOT_CURVES = {"event", "step", "epoch", "time", "ranks"}
+_NOT_CURVES = {"event", "step", "epoch", "time", "ranks", "batch"}
 
 
 class TensorBoardLog:

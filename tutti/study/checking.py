@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tutti.config.check import check_best, check_measured, check_stop
+from tutti.config.check import check_best, check_measured, check_noise_scale, check_stop
 from tutti.config.load import resolve
 from tutti.config.parts import UserPartOptions
 from tutti.config.plan import Plan, make_plan
@@ -141,6 +141,7 @@ def check_config(config: RunConfig, ranks: int) -> None:
         if isinstance(part, UserPartOptions):
             part.locate()
     check_best(config, [name.rpartition(":")[2] for name in config.metrics])
+    check_noise_scale(config, ranks)
     samples = config.data.train_samples()
     if samples is not None:
         make_schedule(config, make_plan(config, ranks, samples))

@@ -20,7 +20,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader, RankBatch
 from tutti.data.order import SampleOrder
-from tutti.errors import CheckpointError, DivergedError, Interrupted, TrainingError
+from tutti.errors import CheckpointError, Interrupted, TrainingError
 from tutti.ranks.group import Group
 from tutti.ranks.hang_detection import Monitor
 from tutti.runs.folder import RunFolder
@@ -28,7 +28,7 @@ from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.metrics import weighted_means
-from tutti.train.progress import LearnerType, TrainingProgress
+from tutti.train.progress import LearnerType, TrainingProgress, make_noise_log
 from tutti.train.skipped import SkippedFiles
 from tutti.train.timing import Clock, Stragglers, combine
 
@@ -75,6 +75,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
         self._skipped = SkippedFiles((loader.dataset, valid_data), log, group, journal)
         self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
+        self._noise = make_noise_log(config, plan, folder, journal, learner, group.is_first)
 
     # What a loop calls, in the order in which it does.
 
@@ -142,8 +143,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """Write the means of the window that ends here; every rank enters."""
         self._at(StepPart.LOGGING, self.step)
         count = len(self.learner.names)
-        own = self.learner.totals()
-        totals = self.group.sum(torch.cat([own, self._own_phases()])).tolist()
+        totals = self._sum_window(self._own_phases())
         values = weighted_means(self.learner.names, totals)
         self._check_finite(values["loss"])
         steps = len(self._losses)
@@ -222,7 +222,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         began = time.monotonic()
         with self.clock.paused("checkpoints"):
             self.learner.combine_ranks(self.group)
-            totals = self.group.sum(self.learner.totals()).tolist()
+            totals = self._sum_window()
             self._check_finite(totals[0])
             self.learner.put_totals(totals, self.group.is_first)
             self._skipped.count()
@@ -338,6 +338,15 @@ class Job(TrainingProgress, Generic[LearnerType]):
             **({} if self._is_validated else {"unvalidated": True}),
         }
 
+    def _sum_window(self, *more: torch.Tensor) -> list[float]:
+        """The totals of the window, then `more`, over all ranks; the noise scale is written. Every rank enters."""
+        squares = self._noise.share(self.learner.take_squares()) if self._noise else []
+        own = [self.learner.totals(), *more, torch.tensor(squares, dtype=torch.float64)]
+        sums = self.group.sum(torch.cat(own)).tolist()
+        if self._noise:
+            self._noise.write(sums[len(sums) - len(squares) :])
+        return sums[: len(sums) - len(squares)]
+
     def _own_phases(self) -> torch.Tensor:
         """This rank's seconds by phase since the last log, at its place in a row of zeros; empty if none are kept."""
         own = list(self.learner.timer.lap(len(self._losses)).values())
@@ -369,15 +378,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         bad = next((first + i for i, value in enumerate(self._losses) if not math.isfinite(float(value))), None)
         found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
         bad_step, rank = min(found, default=(self.step - 1, self.group.rank))
-        ids = self._order.rank_ids(bad_step, rank)
-        shown = ", ".join(map(str, ids[:8].tolist())) + (", ..." if len(ids) > 8 else "")
-        error = DivergedError(
-            f"the loss is {loss} at step {bad_step + 1} (epoch {bad_step // self.plan.steps_per_epoch + 1}) on rank "
-            f"{rank}, whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
-            "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
-        )
-        error.agreed, error.rank, error.step = True, rank, bad_step + 1
-        raise error
+        raise self._diverged(loss, bad_step + 1, rank, self._order.rank_ids(bad_step, rank).tolist())
 
 
 def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankBatch]]:

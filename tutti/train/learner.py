@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from tutti.ranks.group import Group
 from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import Meter, Metrics, count_samples
 from tutti.train.timing import make_timer
+
+if TYPE_CHECKING:
+    from tutti.parallel.gradient_noise import GradientSquares
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -82,7 +85,9 @@ class TorchLearner:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
         self._pass = Pass(model, criterion)
-        self._spread_pass = wrap_model(self._pass, config.ddp, group, device, self._all_gradients_there)
+        self._squares = self._make_squares(config, group)
+        on_bucket = self._squares.add_bucket if self._squares else None
+        self._spread_pass = wrap_model(self._pass, config.ddp, group, device, self._all_gradients_there, on_bucket)
         self._meets = False  # whether the pass under way averages gradients over ranks
         self._silence = without_sync(self._spread_pass)
         self._channels_last = applies(config.speed.channels_last, device)
@@ -112,7 +117,9 @@ class TorchLearner:
         """Gradients of the mean loss over the global batch, one pass for each micro-batch of this rank."""
         passes = len(batch.micro_batches)
         self._step = batch.step + 1
-        losses = []
+        squares, losses = self._squares, []
+        if squares:
+            squares.begin_step(self._step)
         for index, (inputs, targets) in enumerate(batch.micro_batches):
             seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
             self.statistics.before_pass(index)
@@ -122,16 +129,22 @@ class TorchLearner:
                     outputs, loss = self._spread_pass(self._laid_out(inputs), targets)
                 self.timer.ended(StepPart.FORWARD)
                 self._at(StepPart.BACKWARD, self._step)
+                if squares:
+                    squares.begin_pass()
                 if self._graphs:  # the next pass writes over what this one gave
                     outputs, loss = outputs.clone() if measure else outputs, loss.clone()
                 self.scaler.scale(loss / passes if passes > 1 else loss).backward()
                 self.timer.ended(StepPart.COMMUNICATION if self._meets else StepPart.BACKWARD)
                 self._meets = False
+                if squares:
+                    squares.end_pass()
             losses.append(loss.detach())
             self._window.add_loss(loss, self._plan.micro_batch)
             if measure:
                 self._window.add_metrics(outputs, targets, self._plan.micro_batch)
         self.statistics.after_step()
+        if squares:
+            squares.end_step(self._step)
         return torch.stack(losses).mean() if passes > 1 else losses[0]
 
     def clip_gradients(self) -> None:
@@ -157,13 +170,14 @@ class TorchLearner:
         in the same order as a run that was never stopped.
         """
         window, self._window = self._window, Meter(self._metrics, self._device)
+        squares, self._squares = self._squares, None
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
         try:
             self.forward_backward(batch, measure=False)
             totals = self._window.totals().tolist()
         finally:
-            self._window = window
+            self._window, self._squares = window, squares
             self.optimizer.zero_grad()
             with torch.no_grad():
                 for buffer, before in zip(self.model.buffers(), buffers, strict=True):
@@ -183,6 +197,17 @@ class TorchLearner:
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         """Hold given totals on rank 0 and zeros elsewhere."""
         self._window.put(totals, is_first)
+
+    def take_squares(self) -> dict[int, list[float]]:
+        """The squared gradient of this rank's part of a batch and of all of it, by step, since they were taken."""
+        return self._squares.take() if self._squares else {}
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """What in the model biases the gradient noise scale."""
+        from tutti.parallel.gradient_noise import find_biases
+
+        return find_biases(self.model)
 
     @torch.no_grad()
     def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
@@ -235,6 +260,14 @@ class TorchLearner:
     def silent(self) -> AbstractContextManager[None]:
         """Steps whose gradients stay on this rank."""
         return self._silence()
+
+    def _make_squares(self, config: RunConfig, group: Group) -> "GradientSquares | None":
+        """What measures the gradient noise scale, if the recipe has it measured."""
+        if not config.log.noise_scale:
+            return None
+        from tutti.parallel.gradient_noise import GradientSquares
+
+        return GradientSquares(self._pass.parameters(), self.scaler, group.world_size)
 
     def _all_gradients_there(self) -> None:
         self.timer.ended(StepPart.BACKWARD)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -11,9 +11,15 @@ from tutti.config.check import is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import RankBatch
+from tutti.errors import DivergedError
 from tutti.ranks.group import Group
+from tutti.runs.folder import RunFolder
+from tutti.runs.journal import Journal
 from tutti.train.timing import StepTimer
 from tutti.units import is_lower_better
+
+if TYPE_CHECKING:
+    from tutti.runs.noise_scale import NoiseLog
 
 
 class Learner(Protocol):
@@ -58,6 +64,19 @@ class Learner(Protocol):
         """Hold given totals on rank 0 and zeros elsewhere: the same sums over any number of ranks."""
         ...
 
+    def take_squares(self) -> dict[int, list[float]]:
+        """The squared norms of the gradient in the measured steps since they were taken, by step.
+
+        The first is of the part of the batch that this rank has, or the mean over its micro-batches on one rank, the
+        second of the whole batch; both without the scale of the loss, and before gradients are clipped.
+        """
+        ...
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """What in the model biases the gradient noise scale, as batch norm."""
+        ...
+
     def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
         """The totals of this rank's part of a dataset; ends early where `goes_on`, asked after every batch, says no."""
         ...
@@ -84,6 +103,17 @@ class Learner(Protocol):
 
 
 LearnerType = TypeVar("LearnerType", bound=Learner)
+
+
+def make_noise_log(
+    config: RunConfig, plan: Plan, folder: RunFolder, journal: Journal, learner: Learner, is_first: bool
+) -> "NoiseLog | None":
+    """What writes the gradient noise scale, if the recipe has it measured."""
+    if not config.log.noise_scale:
+        return None
+    from tutti.runs.noise_scale import NoiseLog
+
+    return NoiseLog(plan, folder, journal, learner.biases, is_first)
 
 
 class TrainingProgress:
@@ -154,6 +184,17 @@ class TrainingProgress:
         if self.is_over and (wish.every_steps or wish.every_epochs):
             return True
         return self.saves_before_validation or (self.epoch_ends and self._is_best)
+
+    def _diverged(self, loss: float, step: int, rank: int, ids: Sequence[int]) -> DivergedError:
+        """The error of a loss that is not finite, at a step counted from 1."""
+        shown = ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
+        error = DivergedError(
+            f"the loss is {loss} at step {step} (epoch {(step - 1) // self.plan.steps_per_epoch + 1}) on rank "
+            f"{rank}, whose batch holds samples {shown}. Lower optim.lr, add warm-up (schedule.warmup_epochs=1) or "
+            "optim.clip_norm=1.0, or look at those samples; earlier checkpoints are good."
+        )
+        error.agreed, error.rank, error.step = True, rank, step
+        return error
 
     def _note_best(self) -> None:
         """Remember whether this epoch has the best value of the metric in `checkpoint.best`."""

@@ -193,6 +193,10 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
             framework.train(job)
         for line in job.describe_stop():
             job.journal.say(line)
+        if is_first and job.config.log.noise_scale:
+            from tutti.runs.noise_scale import describe, read_noise_scale
+
+            job.journal.say(describe(read_noise_scale(folder.path)))
     except BaseException as error:
         job.close()
         if is_first:

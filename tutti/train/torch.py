@@ -14,7 +14,7 @@ from torch import nn
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model, check_optimizer, model_shape
 from tutti.config import parts
-from tutti.config.check import check_best, check_parts, check_stop
+from tutti.config.check import check_best, check_noise_scale, check_parts, check_stop
 from tutti.config.load import resolve_values
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
@@ -95,6 +95,7 @@ class TorchFramework:
 
     def check(self, config: RunConfig, world_size: int) -> None:
         """Refuse what is wrong with a recipe before anything is built."""
+        check_noise_scale(config, world_size)
         if self._is_recipe:
             check_parts(config, world_size)
 
@@ -153,6 +154,7 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
         train_data, valid_data = build_data(config, placement, device)
     plan = make_plan(config, placement.world_size, len(train_data))
     schedule = make_schedule(config, plan)
+    _check_graphs(config, plan, device)
     torch.manual_seed(config.seed)  # the same first weights on every rank
     model = objects.model
     if model is None:
@@ -183,6 +185,16 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
     optimizer = build_optimizer(config.optim, model.parameters())
     name = config.optim.name
     return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data)
+
+
+def _check_graphs(config: RunConfig, plan: Plan, device: torch.device) -> None:
+    """Refuse to measure the noise scale on one rank from gradients in memory that the next pass writes over."""
+    graphs = applies(config.speed.compile, device) and applies(config.speed.graphs, device)
+    if config.log.noise_scale and graphs and plan.world_size == 1:
+        raise ConfigError(
+            f"log.noise_scale=true on 1 rank with speed.graphs={str(config.speed.graphs).lower()}: expected no CUDA "
+            "graphs, whose gradients lie where the next pass writes. Set speed.graphs=false, or start more ranks."
+        )
 
 
 def _adapt(model: Any, train_data: Any, device: torch.device) -> None:

@@ -53,6 +53,8 @@ class Distribution:
         self.sums: list[Any] = []  # of the gradients of these passes
         self.buffers: list[Any] = []  # in which they are sent
         self.is_reduced = False  # while the wrapped class works on gradients that are already reduced
+        # Called with gradients of this rank and with the same reduced: tensors of TensorFlow or, on jax too, of torch.
+        self.observe: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
 
     @cached_property
     def name(self) -> str:

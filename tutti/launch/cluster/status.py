@@ -12,7 +12,7 @@ from tutti.errors import FolderError
 from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import JobRecord, changed_job, find_jobs, read_job
-from tutti.runs.metrics import parse_event, read_events
+from tutti.runs.metrics import NOISE, parse_event, read_events
 from tutti.runs.record import now, read_record
 
 _POLL_SECONDS = 0.5
@@ -52,7 +52,7 @@ def look(folder: RunFolder) -> Status:
     record = read_record(folder.record) or {}
     last: dict[str, Any] = {}
     for event in read_events(folder.metrics):
-        last = event
+        last = last if event.get("event") == NOISE else event
     total = (record.get("plan") or {}).get("total_steps")
     return Status(folder, job, _query(job), last.get("step", 0), total, last)
 

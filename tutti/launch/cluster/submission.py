@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tutti.config.check import check_noise_scale
 from tutti.config.load import resolve
 from tutti.config.plan import make_plan
 from tutti.config.recipes import make_importable
@@ -231,6 +232,7 @@ def prepare(
     config = resolve(recipe, overrides).config
     site = load_site(on, Path(recipe).parent if Path(recipe).is_file() else None)
     resources = settle(wishes, site, config.recipe)
+    check_noise_scale(config, resources.ranks)
     samples = config.data.train_samples()
     make_plan(config, resources.ranks, sys.maxsize if samples is None else samples)
     return Submission(recipe, config, site, resources, max_requeues, preflight)

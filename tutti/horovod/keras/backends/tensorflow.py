@@ -86,4 +86,7 @@ def _reduced(distribution: Any, gradients: Sequence[Any], are_local: Sequence[bo
     options = distribution.options
     if not options.is_active:
         return list(gradients)
-    return Reduction(distribution.name, options).apply_to(gradients, are_local)
+    reduced = Reduction(distribution.name, options).apply_to(gradients, are_local)
+    if distribution.observe is not None:
+        distribution.observe(gradients, reduced)
+    return reduced

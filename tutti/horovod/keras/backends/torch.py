@@ -30,8 +30,11 @@ def exchange(distribution: Any, gradients: Tensors, are_local: list[bool]) -> tu
             gradients = [gradient / options.backward_passes_per_step for gradient in gradients]
     if not options.is_active:
         return True, gradients
-    reduced = iter(_reduced([g for g, local in zip(gradients, are_local, strict=True) if not local], distribution))
-    factor = options.local_factor
+    shared = [gradient for gradient, local in zip(gradients, are_local, strict=True) if not local]
+    found = _reduced(shared, distribution)
+    if distribution.observe is not None:
+        distribution.observe(shared, found)
+    reduced, factor = iter(found), options.local_factor
     pairs = zip(gradients, are_local, strict=True)
     return True, [gradient * factor if local else next(reduced) for gradient, local in pairs]
 
