@@ -73,6 +73,7 @@ def test_a_study_and_a_sweep_give_three_choices_and_some_sentences(call: Call) -
     assert 3 <= len(lines[4:]) <= 8
     assert "Epochs are those to valid_accuracy=0.95, measured at batches of 64, 128, 256, 512, 1,024" in out
     assert "The batch of a rank stays at 32" in out
+    assert "Note: the sweep trained mnist, and the study digits." in out
     assert "check it with tutti sweep digits" in out
 
 
@@ -100,7 +101,7 @@ def test_without_a_sweep_it_says_that_epochs_are_not_known(call: Call) -> None:
     assert code == 0
     assert "hardware numbers only" in out
     assert "larger than any in the study" in out
-    assert "the noise scale of one epoch" in out
+    assert "Measure next: the noise scale in" in out
 
 
 def test_another_target_than_that_of_the_sweep(call: Call) -> None:
@@ -154,13 +155,13 @@ def test_a_recipe_is_written_with_the_line_that_starts_it(call: Call) -> None:
 
 def test_overrides_of_the_study_are_part_of_the_recipe(call: Call) -> None:
     content = json.loads(Path("study/study.json").read_text())
-    content["overrides"] = ["model.width=16", "batch.global=64"]
+    content["overrides"] = ["model.width=16", "batch.global=64", "batch.micro=8"]
     Path("study/study.json").write_text(json.dumps(content))
     assert call("study", "--sweep", "sweep", "--write", "own.yaml")[0] == 0
     plain = resolve("own.yaml").config.plain()
     assert plain["model"]["width"] == 16
     assert plain["batch"]["global"] != 64
-    assert plain["batch"]["micro"] == 16
+    assert plain["batch"]["micro"] == 8
 
 
 @pytest.mark.parametrize(

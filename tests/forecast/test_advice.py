@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutti.forecast.advice import CHEAPEST, FASTEST, KNEE, Learning, Limits, RankOption, advise, interval, learn
+from tutti.errors import TuttiError
+from tutti.forecast.advice import (
+    CHEAPEST,
+    FASTEST,
+    KNEE,
+    Learning,
+    Limits,
+    RankOption,
+    advise,
+    interval,
+    learn,
+    numbers_of_ranks,
+)
 from tutti.forecast.batches import (
     BaseRate,
     MeasuredSweep,
@@ -46,7 +58,7 @@ def swept(batches: tuple[int, ...] = (256, 1024, 4096, 16384), lr: float | None 
         epochs = FIRST * (1 + batch / NOISE)
         return SweptBatch(batch, (epochs, epochs * 1.01), 2 * epochs, 2, 0, lr and lr * batch / 256)
 
-    return MeasuredSweep(Path("sweep"), "valid_accuracy", 0.95, tuple(map(one, batches)))
+    return MeasuredSweep(Path("sweep"), "digits", "valid_accuracy", 0.95, tuple(map(one, batches)))
 
 
 def hours(option: RankOption) -> float:
@@ -135,6 +147,20 @@ def test_a_strong_study_keeps_the_global_batch_and_goes_beyond_the_measured_rank
     assert made.choice(FASTEST).option.nodes > 4
 
 
+def test_the_global_batch_of_a_strong_study_splits_over_the_ranks() -> None:
+    recipe = replace(RECIPE, fixed_batch=256, micro_batch=8)
+    runs = [MeasuredRun(4 * each, each, 4000.0 * each, 64 / each) for each in (1, 2, 4)]
+    found = numbers_of_ranks(make_curve(runs, "strong"), recipe)
+    assert found == [4, 8, 16, 32]
+
+
+def test_fewer_nodes_than_any_measured_are_refused() -> None:
+    runs = [MeasuredRun(4 * each, each, 4000.0 * each, 64) for each in (2, 4)]
+    with pytest.raises(TuttiError, match="--most-nodes 1: expected 2 nodes or more"):
+        numbers_of_ranks(make_curve(runs, "weak"), RECIPE, 1)
+    assert numbers_of_ranks(make_curve(runs, "weak"), RECIPE, 3) == [8, 12]
+
+
 def test_one_node_is_not_left() -> None:
     runs = [MeasuredRun(each, 1, 1000.0 * each * 0.95 ** math.log2(each), 64) for each in (1, 2, 4)]
     made = advise(fit_curve(make_curve(runs, "weak"), None, alone=True), RECIPE, learn(RECIPE, swept(), None), Limits())
@@ -215,11 +241,11 @@ def test_the_noise_scale_is_measured_next_where_epochs_are_open() -> None:
     fitted, learning = ideal(), learn(RECIPE, None, None)
     option = advise(fitted, RECIPE, learning, Limits()).choice(KNEE).option
     found = measure_next(fitted, Fabric.HPC, RECIPE, learning, option)
-    assert found[0].action == "the noise scale of one epoch"
+    assert found[0].action == "the noise scale in 1 epoch"
     assert found[0].after < found[0].before
     known = learn(RECIPE, None, believe(NOISE, 0.8 * NOISE, 1.25 * NOISE))
     actions = [each.action for each in measure_next(fitted, Fabric.HPC, RECIPE, known, option)]
-    assert "the noise scale of one epoch" not in actions
+    assert not any("noise scale" in action for action in actions)
 
 
 def test_a_sweep_at_the_batch_itself_narrows_most() -> None:

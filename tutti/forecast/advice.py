@@ -89,7 +89,7 @@ class RankOption:
 
 @dataclass(frozen=True)
 class Choice:
-    """A option that has a name, with its learning rate and its reasons."""
+    """An option that has a name, with its learning rate and its reasons."""
 
     name: str
     option: RankOption
@@ -133,7 +133,7 @@ def advise(fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, limit
     cut = [each for each in considered if each.ranks > max(one.ranks for one in pool)]
     if fitting and cut and not _keeps(cut[0], limits):
         stopped = f"{_place(cut[0])} {_excess(cut[0], limits)}"
-    return Advice(choices, tuple(considered), stopped, unmet, _notes(choices, learning))
+    return Advice(choices, tuple(considered), stopped, unmet, _notes(choices, recipe, learning))
 
 
 def _name(pool: Sequence[RankOption], unit: str) -> dict[str, RankOption]:
@@ -174,26 +174,30 @@ def draw_rates(fitted: FittedCurve, ranks: int) -> Array:
     return np.minimum(scale * np.exp(-np.interp(luck, _PROBABILITIES, quantiles)), ranks * fitted.best_rate)
 
 
-def numbers_of_ranks(curve: ScalingCurve, most_nodes: int | None) -> list[int]:
+def numbers_of_ranks(curve: ScalingCurve, recipe: StudiedRecipe, most_nodes: int | None = None) -> list[int]:
     """The numbers of ranks to consider: measured ones of a single node, then full nodes up to a multiple of those."""
-    inside = {each.ranks for each in curve.measurements if each.nodes == 1}
-    limit = most_nodes or FARTHEST * curve.most_nodes
-    limit = limit if curve.most_nodes > 1 else 1  # one node does not show the link
-    powers = [2**power for power in range(math.ceil(math.log2(limit)) + 1)]
-    nodes = {size for each in powers for size in (each, each + each // 2) if size <= limit}
-    nodes |= {each.nodes for each in curve.measurements if each.nodes <= limit}
-    full = {each * curve.ranks_per_node for each in nodes}
-    if curve.most_nodes == 1:
-        full = set()
-    return sorted(each for each in inside | full if each >= curve.first.ranks)
+    found = {each.ranks for each in curve.measurements if each.nodes == 1}
+    if curve.most_nodes > 1:  # one node does not show the link
+        limit = most_nodes or FARTHEST * curve.most_nodes
+        powers = [2**power for power in range(math.ceil(math.log2(limit)) + 1)]
+        nodes = {size for each in powers for size in (each, each + each // 2) if size <= limit}
+        nodes |= {each.nodes for each in curve.measurements if each.nodes <= limit}
+        found |= {each * curve.ranks_per_node for each in nodes}
+    if curve.mode == "strong":
+        found = {each for each in found if recipe.fixed_batch % (each * (recipe.micro_batch or 1)) == 0}
+    kept = sorted(each for each in found if each >= curve.first.ranks)
+    if not kept:
+        fewest = units.count(curve.first.nodes, "node")
+        raise DataError(f"--most-nodes {most_nodes}: expected {fewest} or more, the fewest that were measured.")
+    return kept
 
 
 def _consider(
     fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, limits: Limits
 ) -> tuple[list[RankOption], str | None]:
-    """Candidates by rising ranks up to the first that is not worth its nodes, and why it is not."""
+    """Options by rising ranks up to the first that is not worth its nodes, and why it is not."""
     found: list[RankOption] = []
-    for ranks in numbers_of_ranks(fitted.curve, limits.most_nodes):
+    for ranks in numbers_of_ranks(fitted.curve, recipe, limits.most_nodes):
         made = make_option(fitted, recipe, learning, ranks)
         if reason := _stop(made, fitted.curve, recipe, learning, limits):
             if found:
@@ -285,8 +289,10 @@ def _reasons(name: str, each: RankOption, learning: Learning, limits: Limits, ra
     return [*found, f"learning rate: {rate.reason}"]
 
 
-def _notes(choices: Sequence[Choice], learning: Learning) -> tuple[str, ...]:
+def _notes(choices: Sequence[Choice], recipe: StudiedRecipe, learning: Learning) -> tuple[str, ...]:
     found = [note for each in choices for note in each.rate.notes]
+    if learning.sweep and learning.sweep.recipe != recipe.name:
+        found.insert(0, f"the sweep trained {learning.sweep.recipe}, and the study {recipe.name}")
     largest = max(each.option.global_batch for each in choices)
     if learning.sweep and largest > 2 * learning.sweep.largest_reached.global_batch:
         most = units.count(learning.sweep.largest_reached.global_batch)

@@ -62,6 +62,7 @@ class MeasuredSweep:
     """The batches of a sweep with a target, in rising order."""
 
     path: Path
+    recipe: str
     metric: str
     target: float
     batches: tuple[SweptBatch, ...]
@@ -106,7 +107,7 @@ def read_sweep(path: Path, target: str | None = None) -> MeasuredSweep:
     goal = _goal(definition, ended, target, path)
     found = [_swept(batch, [each for each in ended if each.plan["global_batch"] == batch], goal) for batch in batches]
     assert goal.metric is not None and goal.target is not None
-    sweep = MeasuredSweep(path, goal.metric, goal.target, tuple(found))
+    sweep = MeasuredSweep(path, definition.recipe, goal.metric, goal.target, tuple(found))
     if not sweep.reached:
         raise DataError(
             f"--sweep {path}: no run reaches {goal.metric}={goal.target:g}: expected a target that some reach."
@@ -218,6 +219,7 @@ class StudiedRecipe:
     epochs: int
     train_samples: int
     fixed_batch: int  # of a rank (weak) or of all ranks (strong)
+    micro_batch: int | None = None  # samples of one forward pass
     device: str = "cpu"
 
     def epoch_share(self, global_batch: float) -> float:
@@ -245,9 +247,12 @@ def read_recipe(path: Path, curve: ScalingCurve) -> StudiedRecipe:
     rate_batch = whole if schedule.scaling == "none" or batch.base is None else batch.base
     rate = BaseRate(rate_batch, config.optim.lr, config.optim.name, warmup, config.model.name)
     segments = record.get("segments") or [{}]
-    overrides = tuple(each for each in definition.overrides if not each.startswith("batch."))
+    # The batch is chosen anew; the rest holds for what is advised too.
+    overrides = tuple(each for each in definition.overrides if each.partition("=")[0] not in _BATCH_KEYS)
     device = str(segments[0].get("device", "cpu"))
-    return StudiedRecipe(definition.recipe, overrides, rate, whole, config.epochs, samples, plan[fixed], device)
+    return StudiedRecipe(
+        definition.recipe, overrides, rate, whole, config.epochs, samples, plan[fixed], batch.micro, device
+    )
 
 
 def recipe_values(

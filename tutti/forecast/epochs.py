@@ -112,10 +112,11 @@ def believe(value: float | None, low: float, high: float | None, is_biased: bool
     Noise scale and critical batch differ by a factor of about two, and by more where something biases the noise scale.
     """
     spread = FACTOR_OF_TWO * (1.5 if is_biased else 1.0)
+    low = max(low, 1.0)  # sample
     if value is None:
         return NoiseBelief(low=low, source=f"a measured noise scale above {low:,.0f}")
-    measured = math.log(high / low) / (2 * 1.645) if high is not None and low > 0 else 0.5 * FACTOR_OF_TWO
-    normal = Normal(math.log(value), math.hypot(spread, measured))
+    measured = math.log(max(high or 0.0, 2 * low if high is None else low) / low) / (2 * 1.645)
+    normal = Normal(math.log(max(value, low)), math.hypot(spread, measured))
     return NoiseBelief(normal, source=f"a measured noise scale of {value:,.0f}")
 
 

@@ -20,6 +20,7 @@ from tutti.forecast.laws import Array
 from tutti.forecast.population import Fabric
 
 STEPS = 120  # of a timed run: 100 after a warm-up
+NOISE_STEPS = 400  # one in ten is measured
 SEEDS = 3
 _LEAST = 0.95  # of the width that a measurement must leave at most to be named
 _OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of the forecast that stand for what may be measured
@@ -89,7 +90,7 @@ def _more_nodes(
     minutes = STEPS * batch / curve.throughput(ranks, predicted.quantile(0.5)) / 60 * nodes
     yield NextMeasurement(
         f"{STEPS} steps on {units.count(nodes, 'node')}",
-        f"tutti scale {recipe.name} --ranks {ranks} --mode {curve.mode} --on slurm "
+        f"tutti scale {_words(recipe)} --ranks {ranks} --mode {curve.mode} --on slurm "
         f"--ranks-per-node {curve.ranks_per_node}",
         minutes,
         asked,
@@ -110,10 +111,13 @@ def _noise_scale(
         value = curve.noise_quantile(quantile)
         return _with_epochs(option, learning, fit_epochs(points, believe(value, value / 1.2, value * 1.2)))
 
+    epochs = max(1, math.ceil(NOISE_STEPS * cheap.global_batch / recipe.train_samples))
+    micro = f" batch.micro={max(1, cheap.global_batch // 4)}" if cheap.ranks == 1 and not recipe.micro_batch else ""
     yield NextMeasurement(
-        "the noise scale of one epoch",
-        f"tutti train {recipe.name} -n {cheap.ranks} epochs=1 log.noise_scale=true",
-        _minutes(cheap) / float(np.median(cheap.epochs)),
+        f"the noise scale in {units.count(epochs, 'epoch')}",
+        f"tutti train {_words(recipe)} -n {cheap.ranks} epochs={epochs} batch.global={cheap.global_batch}{micro} "
+        "log.noise_scale=true",
+        _minutes(cheap) * epochs / float(np.median(cheap.epochs)),
         option.ranks,
         _with_epochs(option, learning, curve),
         _mean_width(after),
@@ -137,12 +141,16 @@ def _sweep(
     growth = float(np.median(learning.draws(batch) / cheap.passes))
     yield NextMeasurement(
         f"{SEEDS} runs at a global batch of {units.count(batch)}",
-        f"tutti sweep {recipe.name} --set batch.global={cheap.global_batch},{batch} --seeds {SEEDS}{target}",
+        f"tutti sweep {_words(recipe)} --set batch.global={cheap.global_batch},{batch} --seeds {SEEDS}{target}",
         SEEDS * _minutes(cheap) * growth,
         option.ranks,
         _with_epochs(option, learning, curve),
         _mean_width(after),
     )
+
+
+def _words(recipe: StudiedRecipe) -> str:
+    return " ".join([recipe.name, *recipe.overrides])
 
 
 def _points(learning: Learning) -> Sequence[EpochsPoint]:
