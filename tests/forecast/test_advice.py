@@ -33,6 +33,7 @@ from tutti.forecast.batches import (
 from tutti.forecast.curve import MeasuredRun, make_curve
 from tutti.forecast.epochs import believe
 from tutti.forecast.forecast import FittedCurve, fit_curve
+from tutti.forecast.link import given_link
 from tutti.forecast.measuring import measure_next
 from tutti.forecast.population import Fabric
 from tutti.study.definition import Mode
@@ -150,15 +151,16 @@ def test_a_strong_study_keeps_the_global_batch_and_goes_beyond_the_measured_rank
 def test_the_global_batch_of_a_strong_study_splits_over_the_ranks() -> None:
     recipe = replace(RECIPE, fixed_batch=256, micro_batch=8)
     runs = [MeasuredRun(4 * each, each, 4000.0 * each, 64 / each) for each in (1, 2, 4)]
-    found = numbers_of_ranks(make_curve(runs, "strong"), recipe)
+    found = numbers_of_ranks(fit_curve(make_curve(runs, "strong"), Fabric.HPC), recipe)
     assert found == [4, 8, 16, 32]
 
 
 def test_fewer_nodes_than_any_measured_are_refused() -> None:
     runs = [MeasuredRun(4 * each, each, 4000.0 * each, 64) for each in (2, 4)]
+    fitted = fit_curve(make_curve(runs, "weak"), Fabric.HPC)
     with pytest.raises(TuttiError, match="--most-nodes 1: expected 2 nodes or more"):
-        numbers_of_ranks(make_curve(runs, "weak"), RECIPE, 1)
-    assert numbers_of_ranks(make_curve(runs, "weak"), RECIPE, 3) == [8, 12]
+        numbers_of_ranks(fitted, RECIPE, 1)
+    assert numbers_of_ranks(fitted, RECIPE, 3) == [8, 12]
 
 
 def test_one_node_is_not_left() -> None:
@@ -167,6 +169,17 @@ def test_one_node_is_not_left() -> None:
     assert {each.nodes for each in made.options} == {1}
     assert [each.ranks for each in made.options] == [1, 2, 4]
     assert "everything was measured on one" in (made.stopped or "")
+
+
+def test_a_known_link_leads_beyond_one_node() -> None:
+    runs = [MeasuredRun(each, 1, 1000.0 * each, 64) for each in (1, 2, 4)]
+    curve = make_curve(runs, "weak")
+    link = given_link(curve, "200Gbit,3us", 1e8)
+    fitted = fit_curve(curve, Fabric.HPC, link)
+    made = advise(fitted, RECIPE, learn(RECIPE, swept(), None), Limits())
+    assert made.choice(KNEE).option.nodes > 1
+    found = measure_next(fitted, Fabric.HPC, RECIPE, learn(RECIPE, swept(), None), made.choice(KNEE).option, link)
+    assert "120 steps on 2 nodes" in [each.action for each in found]
 
 
 def test_a_batch_at_which_all_runs_collapse_is_not_advised() -> None:

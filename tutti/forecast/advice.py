@@ -174,11 +174,17 @@ def draw_rates(fitted: FittedCurve, ranks: int) -> Array:
     return np.minimum(scale * np.exp(-np.interp(luck, _PROBABILITIES, quantiles)), ranks * fitted.best_rate)
 
 
-def numbers_of_ranks(curve: ScalingCurve, recipe: StudiedRecipe, most_nodes: int | None = None) -> list[int]:
+def known_nodes(fitted: FittedCurve) -> int:
+    """The most nodes that were measured; two where one was, and the link is known."""
+    return max(part[1].last_nodes for part in fitted.parts)
+
+
+def numbers_of_ranks(fitted: FittedCurve, recipe: StudiedRecipe, most_nodes: int | None = None) -> list[int]:
     """The numbers of ranks to consider: measured ones of a single node, then full nodes up to a multiple of those."""
+    curve = fitted.curve
     found = {each.ranks for each in curve.measurements if each.nodes == 1}
-    if curve.most_nodes > 1:  # one node does not show the link
-        limit = most_nodes or FARTHEST * curve.most_nodes
+    if known_nodes(fitted) > 1:  # one node does not show the link
+        limit = most_nodes or FARTHEST * known_nodes(fitted)
         powers = [2**power for power in range(math.ceil(math.log2(limit)) + 1)]
         nodes = {size for each in powers for size in (each, each + each // 2) if size <= limit}
         nodes |= {each.nodes for each in curve.measurements if each.nodes <= limit}
@@ -197,7 +203,7 @@ def _consider(
 ) -> tuple[list[RankOption], str | None]:
     """Options by rising ranks up to the first that is not worth its nodes, and why it is not."""
     found: list[RankOption] = []
-    for ranks in numbers_of_ranks(fitted.curve, recipe, limits.most_nodes):
+    for ranks in numbers_of_ranks(fitted, recipe, limits.most_nodes):
         made = make_option(fitted, recipe, learning, ranks)
         if reason := _stop(made, fitted.curve, recipe, learning, limits):
             if found:
@@ -205,11 +211,11 @@ def _consider(
             if made.global_batch > recipe.train_samples:
                 raise DataError(f"{_place(made)}: {reason}. Measure a smaller batch.")
         found.append(made)
-    if fitted.curve.most_nodes == 1:
+    if known_nodes(fitted) == 1:
         return found, "more than one node: everything was measured on one, which does not show the link"
     if limits.most_nodes is not None:
         return found, f"more than {units.count(limits.most_nodes, 'node')}, as asked"
-    most = units.count(FARTHEST * fitted.curve.most_nodes, "node")
+    most = units.count(FARTHEST * known_nodes(fitted), "node")
     return found, f"more than {most}, {FARTHEST} times the measured ones"
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tutti import units
-from tutti.forecast.advice import Learning, RankOption, draw_rates, make_option
+from tutti.forecast.advice import Learning, RankOption, draw_rates, known_nodes, make_option
 from tutti.forecast.batches import StudiedRecipe
 from tutti.forecast.curve import MeasuredRun, make_curve
 from tutti.forecast.epochs import EpochsCurve, EpochsPoint, NoiseBelief, believe, fit_epochs
 from tutti.forecast.forecast import FittedCurve, fit_curve
 from tutti.forecast.laws import Array
+from tutti.forecast.link import KnownLink
 from tutti.forecast.population import Fabric
 
 STEPS = 120  # of a timed run: 100 after a warm-up
@@ -44,17 +45,44 @@ class NextMeasurement:
 
 
 def measure_next(
-    fitted: FittedCurve, fabric: Fabric | None, recipe: StudiedRecipe, learning: Learning, option: RankOption
+    fitted: FittedCurve,
+    fabric: Fabric | None,
+    recipe: StudiedRecipe,
+    learning: Learning,
+    option: RankOption,
+    link: KnownLink | None = None,
 ) -> list[NextMeasurement]:
     """The measurements that narrow the hours of an option, the most effective for a node-minute first."""
     open_learning = _opened(learning)
     cheap = make_option(fitted, recipe, learning, _cheapest_ranks(fitted))
     found = [
-        *_more_nodes(fitted, fabric, recipe, open_learning, option),
+        *_more_nodes(fitted, fabric, recipe, open_learning, option, link),
         *_noise_scale(recipe, open_learning, option, cheap),
         *_sweep(recipe, open_learning, option, cheap),
     ]
     return sorted((each for each in found if each.after < _LEAST * each.before), key=lambda each: -each.gain)
+
+
+def describe_next(found: Sequence[NextMeasurement], knee_ranks: int) -> str:
+    """What to measure next in a sentence, and what would narrow the answer more."""
+    if not found:
+        return "Nothing that could be measured next would narrow the hours of the knee by more than 5 %."
+    first = found[0]
+    whose = "the knee" if first.ranks == knee_ranks else units.count(first.ranks, "rank")
+    said = (
+        f"Measure next: {first.action} ({_show_minutes(first)}), which should narrow the 90 % interval of the hours of "
+        f"{whose} from a factor of {first.before:.2f} to {first.after:.2f}: {first.command}"
+    )
+    best = min(found, key=lambda each: each.after)
+    if best is not first:
+        said += f"\nMore, but dearer: {best.action} ({_show_minutes(best)}), to a factor of {best.after:.2f}."
+    return said
+
+
+def _show_minutes(each: NextMeasurement) -> str:
+    if each.node_minutes < 1:
+        return "less than a node-minute"
+    return f"about {units.count(float(f'{each.node_minutes:.2g}'), 'node-minute')}"
 
 
 def _opened(learning: Learning) -> Learning:
@@ -65,7 +93,12 @@ def _opened(learning: Learning) -> Learning:
 
 
 def _more_nodes(
-    fitted: FittedCurve, fabric: Fabric | None, recipe: StudiedRecipe, learning: Learning, option: RankOption
+    fitted: FittedCurve,
+    fabric: Fabric | None,
+    recipe: StudiedRecipe,
+    learning: Learning,
+    option: RankOption,
+    link: KnownLink | None,
 ) -> Iterator[NextMeasurement]:
     """The recipe for some steps on more nodes than were measured."""
     curve = fitted.curve
@@ -76,14 +109,14 @@ def _more_nodes(
     if any(each.ranks == ranks for each in curve.measurements):
         return
     # On one node nothing is open about the hours: the question is what several nodes would take.
-    asked = max(option.ranks, ranks) if curve.most_nodes == 1 else option.ranks
+    asked = ranks if known_nodes(fitted) == 1 else option.ranks
     predicted = fitted.log_time(ranks)
     before = make_option(fitted, recipe, learning, asked)
 
     def after(quantile: float) -> float:
         speed = curve.throughput(ranks, predicted.quantile(quantile))
         run = MeasuredRun(ranks, nodes, speed, curve.first.per_rank_batch)
-        more = fit_curve(make_curve([*curve.measurements, run], curve.mode, curve.ranks_per_node), fabric)
+        more = fit_curve(make_curve([*curve.measurements, run], curve.mode, curve.ranks_per_node), fabric, link)
         return _width(before.hours * before.samples_per_second / draw_rates(more, asked))
 
     batch = recipe.fixed_batch * (ranks if curve.mode == "weak" else 1)

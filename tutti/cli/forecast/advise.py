@@ -57,13 +57,17 @@ def advise(
     fabric: Annotated[
         str | None, typer.Option(help="The network between nodes: hpc (InfiniBand, Slingshot) or tcp (Ethernet).")
     ] = None,
+    link: Annotated[str | None, typer.Option(help="The rate and latency of a node's link: 200Gbit,3us.")] = None,
+    collectives: Annotated[
+        Path | None, typer.Option(help="The same, measured: a run of tutti bench collectives.", metavar="RUN")
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the choices as a recipe.", metavar="RECIPE.yaml", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Advise on nodes, global batch, learning rate, epochs and node-hours, each with its interval and reasons."""
-    from tutti.cli.forecast.forecast import read_fabric, read_share
+    from tutti.cli.forecast.forecast import read_fabric, read_link, read_share
     from tutti.forecast.advice import KNEE, LEAST_EFFICIENCY, Limits, learn
     from tutti.forecast.advice import advise as make_advice
     from tutti.forecast.batches import read_recipe, read_sweep
@@ -77,16 +81,18 @@ def advise(
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}: expected 1 or more.")
     _check_new(write)
-    curve = read_study(study).curve(ranks_per_node)
+    measured = read_study(study)
+    curve = measured.curve(ranks_per_node)
+    known = read_link(curve, link, collectives, None, measured.gradient_bytes)
     recipe = read_recipe(study, curve)
     limits = Limits(_budget(budget), _unit(unit, budget, recipe), _deadline(deadline), least, most_nodes)
     if target is not None and sweep is None:
         raise ConfigError(f"--target {target}: expected --sweep STUDY with it, whose runs measure the epochs.")
     found = read_sweep(sweep, target) if sweep else None
     learning = learn(recipe, found, _belief(noise))
-    fitted = fit_curve(curve, network, alone=True)
+    fitted = fit_curve(curve, network, known, alone=True)
     made = make_advice(fitted, recipe, learning, limits)
-    following = measure_next(fitted, network, recipe, learning, made.choice(KNEE).option)
+    following = measure_next(fitted, network, recipe, learning, made.choice(KNEE).option, known)
     lines = _write(write, made, recipe, learning) if write else []
     if as_json:
         print(json.dumps(_plain(made, fitted, recipe, learning, limits, following), indent=1))
@@ -195,12 +201,13 @@ def _sentences(
     following: "list[NextMeasurement]",
 ) -> list[str]:
     from tutti.forecast.advice import KNEE
+    from tutti.forecast.measuring import describe_next
 
     knee = made.choice(KNEE)
     said = [_reasons(made), _basis(recipe, learning), _assumed(fitted, recipe, learning)]
     said += [f"Not considered: {made.stopped}."] if made.stopped else []
     said.append(_rate(knee, recipe, learning))
-    said.append(_following(following, knee))
+    said.append(describe_next(following, knee.option.ranks))
     notes = dict.fromkeys((*made.notes, *fitted.warnings))
     return said + [f"Note: {note}." for note in list(notes)[:_MOST_NOTES]]
 
@@ -273,32 +280,6 @@ def _rate(knee: "Choice", recipe: "StudiedRecipe", learning: "Learning") -> str:
         f"tutti sweep {words} batch.global={knee.option.global_batch} schedule.scaling=none --set optim.lr={values}"
         f"{target}"
     )
-
-
-def _following(following: "list[NextMeasurement]", knee: "Choice") -> str:
-    from tutti import units
-
-    if not following:
-        return "Nothing that could be measured next would narrow the hours of the knee by more than 5 %."
-    first, *others = following
-    whose = "the knee" if first.ranks == knee.option.ranks else units.count(first.ranks, "rank")
-    said = (
-        f"Measure next: {first.action} ({_minutes(first)}), which should narrow the 90 % interval of the hours of "
-        f"{whose} from a factor of {first.before:.2f} to {first.after:.2f}: {first.command}"
-    )
-    if others:
-        best = min(others, key=lambda each: each.after)
-        if best.after < first.after:
-            said += f"\nMore, but dearer: {best.action} ({_minutes(best)}), to a factor of {best.after:.2f}."
-    return said
-
-
-def _minutes(each: "NextMeasurement") -> str:
-    from tutti import units
-
-    if each.node_minutes < 1:
-        return "less than a node-minute"
-    return f"about {units.count(float(f'{each.node_minutes:.2g}'), 'node-minute')}"
 
 
 def _plain(

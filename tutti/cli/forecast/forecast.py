@@ -81,7 +81,7 @@ def forecast(
     curve, size, workload = _read(folders or [], table, mode, ranks_per_node, least)
     asked = _asked(ranks, nodes, curve)
     threshold = read_share(efficiency) if efficiency is not None else None
-    known = _known_link(curve, link, collectives, gradients, size)
+    known = read_link(curve, link, collectives, gradients, size)
     is_band = band and curve.most_nodes == 1 and known is None
     made = make_forecast(fit_curve(curve, network, known, alone=band), asked, threshold)
     written: list[tuple[str, Path]] = []
@@ -99,7 +99,7 @@ def forecast(
         _show(curve, made, threshold, is_band, written)
 
 
-def _known_link(
+def read_link(
     curve: "ScalingCurve", link: str | None, collectives: Path | None, gradients: str | None, size: float | None
 ) -> "KnownLink | None":
     """The link that is given or was measured apart."""
