@@ -218,3 +218,48 @@ def test_advice_imports_nothing_heavy(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
     assert "tutti.forecast.epochs" in imported
     assert not imported & {"torch", "tensorflow", "scipy", "matplotlib", "pandas"}
+
+
+def make_noise(path: str, value: float, steps: int = 60) -> str:
+    """A run folder with the events of a noise scale."""
+    Path(path).mkdir()
+    events = [
+        {
+            "event": "noise",
+            "step": 10 * place,
+            "epoch": 1,
+            "gradient_square": 1.0 + 0.1 * (place % 3),
+            "gradient_variance": 1.1 * value,
+            "batch": 64,
+        }
+        for place in range(1, steps + 1)
+    ]
+    (Path(path) / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def test_a_noise_scale_gives_the_critical_batch(call: Call) -> None:
+    words = ("study", "--noise", make_noise("noisy", 256), "--fabric", "hpc")
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "from a measured noise scale of 256" in out
+    assert "the recipe's 20 epochs at a batch of 64 are taken to reach what you want" in out
+    found = json.loads(call(*words, "--json")[1])
+    assert found["epochs_from"] == "noise scale"
+    assert found["critical_batch"] == pytest.approx(256, rel=0.2)
+    low, high = found["critical_batch90"]
+    assert 5 < high / low < 20  # a factor of two for each deviation
+    assert [each["choice"] for each in found["choices"]] == list(CHOICES)
+    knee = found["choices"][1]
+    assert knee["global_batch"] == pytest.approx(256, rel=0.6)
+    both = json.loads(call(*words, "--sweep", "sweep", "--json")[1])
+    assert both["epochs_from"] == "sweep"
+
+
+def test_a_run_without_a_noise_scale_is_refused(call: Call) -> None:
+    for steps in (0, 3):
+        name = make_noise(f"short{steps}", 256, steps)
+        code, out, err = call("study", "--noise", name)
+        assert (code, out) == (2, "")
+        assert f"--noise {name}: the run has no noise scale" in err
+        assert "log.noise_scale=true" in err
