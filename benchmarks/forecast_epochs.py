@@ -1,12 +1,12 @@
 """How well the epochs to a target at a large batch follow from those at small batches.
 
 Goal: fitted on the batches up to an eighth of the largest, `E0 (1 + B / B_noise)` gives the epochs of the others within
-15 %, and its intervals of 90 % contain them. docs/advise.md says for which series that is so.
+15 %, and its intervals of 90 % contain them. docs/advise.md says how far that is so.
 
 - A series is one network and one target, with runs at several global batches, as in MLPerf's submissions.
 - Batches that were measured several times count as often. A range of epochs counts as its middle.
-- A series without a batch up to an eighth of its largest has no row with numbers; the shares of a quarter and a half
-  are shown beside it.
+- Shares of a quarter and a half are shown beside the eighth, where they hold more batches. Without a batch there is no
+  answer.
 - Epochs of progress, in which some files count, are shown as they are and as epochs of samples: an epoch of progress at
   batch B has (B_simple + B) / (B_simple + B_first) epochs of samples, by the noise scale measured at B.
 - "noise scale": the epochs at the smallest batch and the noise scale measured there, without any other batch.
@@ -78,9 +78,12 @@ def rows(series: Series) -> Iterator[list[str]]:
         first = min(series.points, key=lambda each: each.global_batch)
         yield _row(series, "noise scale", [first], fit_epochs([first], series.belief))
         return
+    before: list[EpochsPoint] | None = None
     for share in SHARES:
         fitted = [each for each in series.points if each.global_batch <= series.largest / share]
-        name = f"1/{share} of {series.largest:,.0f}"
+        if fitted == before:
+            continue
+        before, name = fitted, f"1/{share} of {series.largest:,.0f}"
         if fitted:
             yield _row(series, name, fitted, fit_epochs(fitted))
         else:

@@ -19,6 +19,10 @@ DRAWS = 4000
 DEGREES = 4.0  # of Student's t
 # Published critical batches lie between a hundred (small networks) and a hundred thousand samples (ImageNet).
 PUBLISHED = Normal(math.log(8000), 1.7)
+# Where several batches were measured they speak for themselves; only that the smallest of them is far above the
+# critical batch is unlikely, since nobody starts with a batch that wastes most of its samples.
+MEASURED = Normal(math.log(8000), 3.0)
+_LEAST_CRITICAL = 0.5  # of the smallest batch
 FACTOR_OF_TWO = math.log(2)  # deviation of the log of the critical batch from that of a measured noise scale
 SCATTER = Normal(math.log(0.05), 0.5)  # of the log of the deviation of one run
 DISCREPANCY = 0.03  # deviation of log epochs for each doubling of the batch beyond the measured ones
@@ -89,10 +93,10 @@ class EpochsCurve:
 
 def fit_epochs(points: Sequence[EpochsPoint], belief: NoiseBelief | None = None) -> EpochsCurve:
     """Fit epochs by global batch. One batch leaves its critical batch to the belief; `points` has a reached one."""
-    belief = belief or NoiseBelief()
     reached = [each for each in points if each.is_reached]
     if not reached:
         raise ValueError("no point reached the target")
+    belief = belief or _believe_batches([each.global_batch for each in points])
     law = np.log1p(np.array([each.global_batch for each in reached])[:, None] / np.exp(_NOISES))
     logs = np.log([each.epochs for each in reached])
     middle = np.median(logs[:, None] - law, axis=0)
@@ -100,7 +104,7 @@ def fit_epochs(points: Sequence[EpochsPoint], belief: NoiseBelief | None = None)
     total = np.zeros((len(_NOISES), len(_AROUND), len(_SCATTERS)))
     for each in points:
         total += _log_likelihood(each, firsts)
-    total += (belief.log_density(_NOISES))[:, None, None]
+    total += belief.log_density(_NOISES)[:, None, None]
     total += log_normal_density(_SCATTERS, SCATTER.mean, SCATTER.deviation) + np.log(axis_weights(_SCATTERS))
     total += np.log(axis_weights(_AROUND))[:, None]
     return _draw(np.exp(total - total.max()), firsts, reached)
@@ -118,6 +122,13 @@ def believe(value: float | None, low: float, high: float | None, is_biased: bool
     measured = math.log(max(high or 0.0, 2 * low if high is None else low) / low) / (2 * 1.645)
     normal = Normal(math.log(max(value, low)), math.hypot(spread, measured))
     return NoiseBelief(normal, source=f"a measured noise scale of {value:,.0f}")
+
+
+def _believe_batches(batches: Sequence[float]) -> NoiseBelief:
+    """What is believed about the critical batch before the epochs of these batches are looked at."""
+    if len(set(batches)) == 1:
+        return NoiseBelief()
+    return NoiseBelief(MEASURED, _LEAST_CRITICAL * min(batches), "a sweep")
 
 
 def _log_likelihood(point: EpochsPoint, firsts: Array) -> Array:
