@@ -129,6 +129,8 @@ def test_gpu_hours_count_ranks(call: Call) -> None:
 
 
 def test_a_recipe_is_written_with_the_line_that_starts_it(call: Call) -> None:
+    content = json.loads(Path("study/study.json").read_text())
+    Path("study/study.json").write_text(json.dumps(content | {"on": "perlmutter"}))
     words = ("study", "--sweep", "sweep", "--fabric", "hpc", "--write", "large.yaml")
     code, out, _ = call(*words)
     assert code == 0
@@ -141,10 +143,7 @@ def test_a_recipe_is_written_with_the_line_that_starts_it(call: Call) -> None:
         assert config.schedule.warmup_epochs == choice["warmup_epochs"]
         assert config.stop_at == {"valid_accuracy": 0.95}
         assert config.model.name == "small_cnn"
-        if choice["nodes"] > 1:
-            assert f"--nodes {choice['nodes']} --ranks-per-node 2 --time" in out
-        else:
-            assert f"-n {choice['ranks']}" in out
+        assert f"--on perlmutter --nodes {choice['nodes']} --ranks-per-node 2 --time" in out
     assert resolve("large.yaml").config.optim == resolve("large.yaml/knee").config.optim
     before = Path("large.yaml").read_text()
     code, out, err = call(*words)
@@ -157,7 +156,9 @@ def test_overrides_of_the_study_are_part_of_the_recipe(call: Call) -> None:
     content = json.loads(Path("study/study.json").read_text())
     content["overrides"] = ["model.width=16", "batch.global=64", "batch.micro=8"]
     Path("study/study.json").write_text(json.dumps(content))
-    assert call("study", "--sweep", "sweep", "--write", "own.yaml")[0] == 0
+    code, out, _ = call("study", "--sweep", "sweep", "--write", "own.yaml", "--json")
+    assert code == 0
+    assert "cheapest:   tutti train own.yaml/cheapest -n 2" in json.loads(out)["written"]
     plain = resolve("own.yaml").config.plain()
     assert plain["model"]["width"] == 16
     assert plain["batch"]["global"] != 64
@@ -242,7 +243,7 @@ def test_a_noise_scale_gives_the_critical_batch(call: Call) -> None:
     words = ("study", "--noise", make_noise("noisy", 256), "--fabric", "hpc")
     code, out, _ = call(*words)
     assert code == 0
-    assert "from a measured noise scale of 256" in out
+    assert "from a measured noise scale of 256 at a batch of 64; the recipe" in out
     assert "the recipe's 20 epochs at a batch of 64 are taken to reach what you want" in out
     found = json.loads(call(*words, "--json")[1])
     assert found["epochs_from"] == "noise scale"
@@ -257,8 +258,7 @@ def test_a_noise_scale_gives_the_critical_batch(call: Call) -> None:
 
 
 def test_a_run_without_a_noise_scale_is_refused(call: Call) -> None:
-    for steps in (0, 3):
-        name = make_noise(f"short{steps}", 256, steps)
+    for name in ("nowhere", make_noise("none", 256, 0), make_noise("short", 256, 3)):
         code, out, err = call("study", "--noise", name)
         assert (code, out) == (2, "")
         assert f"--noise {name}: the run has no noise scale" in err

@@ -221,6 +221,7 @@ class StudiedRecipe:
     fixed_batch: int  # of a rank (weak) or of all ranks (strong)
     micro_batch: int | None = None  # samples of one forward pass
     device: str = "cpu"
+    on: str | None = None  # the scheduler or site of the study
 
     def epoch_share(self, global_batch: float) -> float:
         """The share of the training samples that the whole batches of an epoch hold."""
@@ -249,9 +250,17 @@ def read_recipe(path: Path, curve: ScalingCurve) -> StudiedRecipe:
     segments = record.get("segments") or [{}]
     # The batch is chosen anew; the rest holds for what is advised too.
     overrides = tuple(each for each in definition.overrides if each.partition("=")[0] not in _BATCH_KEYS)
-    device = str(segments[0].get("device", "cpu"))
     return StudiedRecipe(
-        definition.recipe, overrides, rate, whole, config.epochs, samples, plan[fixed], batch.micro, device
+        name=definition.recipe,
+        overrides=overrides,
+        rate=rate,
+        global_batch=whole,
+        epochs=config.epochs,
+        train_samples=samples,
+        fixed_batch=plan[fixed],
+        micro_batch=batch.micro,
+        device=str(segments[0].get("device", "cpu")),
+        on=definition.on,
     )
 
 

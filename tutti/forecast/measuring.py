@@ -123,7 +123,7 @@ def _more_nodes(
     minutes = STEPS * batch / curve.throughput(ranks, predicted.quantile(0.5)) / 60 * nodes
     yield NextMeasurement(
         f"{STEPS} steps on {units.count(nodes, 'node')}",
-        f"tutti scale {_words(recipe)} --ranks {ranks} --mode {curve.mode} --on slurm "
+        f"tutti scale {_words(recipe)} --ranks {ranks} --mode {curve.mode} --on {recipe.on or 'slurm'} "
         f"--ranks-per-node {curve.ranks_per_node}",
         minutes,
         asked,

@@ -1,5 +1,6 @@
 """`tutti advise`: which nodes, batch, learning rate and epochs to ask for, and what they take."""
 
+import dataclasses
 import json
 import math
 import re
@@ -95,7 +96,8 @@ def advise(
     following = measure_next(fitted, network, recipe, learning, made.choice(KNEE).option, known)
     lines = _write(write, made, recipe, learning) if write else []
     if as_json:
-        print(json.dumps(_plain(made, fitted, recipe, learning, limits, following), indent=1))
+        values = _plain(made, fitted, recipe, learning, limits, following)
+        print(json.dumps(values | {"written": lines}, indent=1))
     else:
         _show(made, fitted, recipe, learning, limits, following)
         print(*lines, sep="\n", end="\n" if lines else "")
@@ -142,7 +144,9 @@ def _belief(run: Path | None) -> "NoiseBelief | None":
             f"--noise {run}: the run has no noise scale: expected one that was trained with log.noise_scale=true. "
             "Train it so for an epoch, on two ranks or with micro-batches."
         )
-    return believe(found.value, found.low, found.high, bool(found.biased))
+    belief = believe(found.value, found.low, found.high, bool(found.biased))
+    biased = f" (biased by {' and '.join(found.biased)})" if found.biased else ""
+    return dataclasses.replace(belief, source=f"{belief.source} at a batch of {found.batch:,}{biased}")
 
 
 def _check_new(path: Path | None) -> None:
@@ -290,8 +294,6 @@ def _plain(
     limits: "Limits",
     following: "list[NextMeasurement]",
 ) -> dict[str, Any]:
-    import dataclasses
-
     curve, sweep = learning.curve, learning.sweep
     return {
         "recipe": recipe.name,
@@ -351,21 +353,21 @@ def _write(path: Path, made: "Advice", recipe: "StudiedRecipe", learning: "Learn
     except OSError as error:
         raise ConfigError(f"--write {path}: cannot be written: {error.strerror}. Choose another place.") from error
     resolve(str(path))
-    return [f"recipe:     {path}", *(_start(path, each) for each in made.choices)]
+    return [f"recipe:     {path}", *(_start(path, each, recipe.on) for each in made.choices)]
 
 
-def _start(path: Path, choice: "Choice") -> str:
+def _start(path: Path, choice: "Choice", on: str | None) -> str:
     """The command that starts a choice, with the upper end of its interval as time limit."""
     from tutti.forecast.advice import KNEE, interval
 
     each = choice.option
     name = str(path) if choice.name == KNEE else f"{path}/{choice.name}"
-    if each.nodes == 1:
+    if each.nodes == 1 and on is None:
         return f"{choice.name + ':':<11} tutti train {name} -n {each.ranks}"
     minutes = math.ceil(interval(each.hours)[2] * 60 + 10)
     time = f"{minutes // 60}:{minutes % 60:02d}:00"
     per_node = math.ceil(each.ranks / each.nodes)
     return (
-        f"{choice.name + ':':<11} tutti submit {name} --on slurm --nodes {each.nodes} --ranks-per-node {per_node} "
-        f"--time {time}"
+        f"{choice.name + ':':<11} tutti submit {name} --on {on or 'slurm'} --nodes {each.nodes} "
+        f"--ranks-per-node {per_node} --time {time}"
     )
