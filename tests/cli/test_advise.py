@@ -87,7 +87,7 @@ def test_json_holds_every_choice_with_its_intervals_and_reasons(call: Call) -> N
             low, high = each[f"{name}90"]
             assert low < each[name] < high
         assert each["node_hours"] == pytest.approx(each["hours"] * each["nodes"])
-        assert each["global_batch"] == 32 * each["ranks"]
+        assert each["throughput_from"] == ("study" if each["global_batch"] == 32 * each["ranks"] else "sweep")
         assert each["lr_band"] == pytest.approx([each["lr"] / 2, each["lr"] * 2])
         assert each["reasons"]
     low, high = found["critical_batch90"]

@@ -197,6 +197,18 @@ def test_a_batch_larger_than_the_dataset_is_not_advised() -> None:
     assert "training samples" in (made.stopped or "")
 
 
+def test_one_rank_is_advised_the_batch_that_its_sweep_shows_to_be_best() -> None:
+    """On one device a larger batch gives more samples per second, and needs more epochs."""
+    fitted = fit_curve(make_curve([MeasuredRun(1, 1, 1000.0, 64)], "weak"), None, alone=True)
+    speeds = {64: 1000.0, 1024: 4000.0, 4096: 5000.0, 65536: 5200.0}
+    sweep = swept(tuple(speeds))
+    batches = tuple(replace(each, ranks=1, samples_per_second=speeds[each.global_batch]) for each in sweep.batches)
+    made = advise(fitted, RECIPE, learn(RECIPE, replace(sweep, batches=batches), None), Limits())
+    best = min(speeds, key=lambda batch: (1 + batch / NOISE) / speeds[batch])
+    assert {each.option.global_batch for each in made.choices} == {best} == {1024}
+    assert all("4,000 samples/s, measured by the sweep" in " ".join(each.reasons) for each in made.choices)
+
+
 def test_rates_by_rule() -> None:
     assert rate_factor(1024, 256, "sgd", None) == 4
     assert rate_factor(1024, 256, "adamw", None) == 2

@@ -7,7 +7,7 @@ the global batch equals the critical batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,12 @@ class RankOption:
     hours: Array
     efficiency: float
     epoch_share: float  # of the training samples that whole batches hold
+    is_swept: bool = False  # measured by the sweep, with a batch of a rank that the study of ranks does not have
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What it is known by."""
+        return self.ranks, self.global_batch
 
     @property
     def epochs(self) -> Array:
@@ -125,6 +131,7 @@ def learn(recipe: StudiedRecipe, sweep: MeasuredSweep | None, belief: NoiseBelie
 def advise(fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, limits: Limits) -> Advice:
     """The cheapest, the knee and the fastest of the numbers of ranks that keep the limits."""
     considered, stopped = _consider(fitted, recipe, learning, limits)
+    considered += _swept(fitted, recipe, learning, {each.place for each in considered})
     fitting = [each for each in considered if _keeps(each, limits)]
     unmet = None if fitting else _closest(considered, limits)
     pool = fitting or considered
@@ -138,14 +145,14 @@ def advise(fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, limit
 
 def _name(pool: Sequence[RankOption], unit: str) -> dict[str, RankOption]:
     """The three choices; of options that cost as little, the fastest, and of those that are as fast, the cheapest."""
-    costs = {each.ranks: _middle(each.cost(unit)) for each in pool}
-    hours = {each.ranks: _middle(each.hours) for each in pool}
-    cheap = [each for each in pool if costs[each.ranks] <= (1 + _EQUAL) * min(costs.values())]
-    fast = [each for each in pool if hours[each.ranks] <= (1 + _EQUAL) * min(hours.values())]
+    costs = {each.place: _middle(each.cost(unit)) for each in pool}
+    hours = {each.place: _middle(each.hours) for each in pool}
+    cheap = [each for each in pool if costs[each.place] <= (1 + _EQUAL) * min(costs.values())]
+    fast = [each for each in pool if hours[each.place] <= (1 + _EQUAL) * min(hours.values())]
     return {
-        CHEAPEST: min(cheap, key=lambda each: hours[each.ranks]),
-        KNEE: min(pool, key=lambda each: hours[each.ranks] * costs[each.ranks]),
-        FASTEST: min(fast, key=lambda each: costs[each.ranks]),
+        CHEAPEST: min(cheap, key=lambda each: hours[each.place]),
+        KNEE: min(pool, key=lambda each: hours[each.place] * costs[each.place]),
+        FASTEST: min(fast, key=lambda each: costs[each.place]),
     }
 
 
@@ -163,6 +170,24 @@ def make_option(fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, 
     hours = passes * recipe.train_samples / rates / 3600
     efficiency = curve.efficiency(ranks, _middle(rates))
     return RankOption(ranks, curve.nodes_for(ranks), batch, rates, passes, hours, efficiency, recipe.epoch_share(batch))
+
+
+def _swept(
+    fitted: FittedCurve, recipe: StudiedRecipe, learning: Learning, taken: Collection[tuple[int, int]]
+) -> list[RankOption]:
+    """Other batches on as many ranks as were measured, with the throughput that the sweep has measured there."""
+    curve, found = fitted.curve, []
+    measured = {each.ranks for each in curve.measurements}
+    for each in learning.sweep.reached if learning.sweep else ():
+        ranks, speed, batch = each.ranks, each.samples_per_second, each.global_batch
+        if ranks in measured and speed and (ranks, batch) not in taken:
+            rates = speed * draw_rates(fitted, ranks) / _middle(draw_rates(fitted, ranks))
+            passes = learning.draws(batch)
+            hours = passes * recipe.train_samples / rates / 3600
+            share, efficiency = recipe.epoch_share(batch), curve.efficiency(ranks, speed)
+            place = (ranks, curve.nodes_for(ranks), batch)
+            found.append(RankOption(*place, rates, passes, hours, efficiency, share, is_swept=True))
+    return found
 
 
 def draw_rates(fitted: FittedCurve, ranks: int) -> Array:
@@ -286,6 +311,8 @@ def _reasons(name: str, each: RankOption, learning: Learning, limits: Limits, ra
         FASTEST: "the fewest hours",
     }
     found = [why[name], f"an efficiency of {units.percent(each.efficiency)}"]
+    if each.is_swept:
+        found[1] = f"{units.number(_middle(each.samples_per_second))} samples/s, measured by the sweep at this batch"
     if learning.noise is not None:
         found.append(f"a global batch of {each.global_batch / learning.noise:.2g} times the critical one")
     for limit, draws in ((limits.budget, each.cost(limits.unit)), (limits.deadline_hours, each.hours)):

@@ -43,6 +43,8 @@ class SweptBatch:
     peak_lr: float | None = None
     warmup_epochs: float | None = None
     optimizer: str | None = None
+    ranks: int | None = None
+    samples_per_second: float | None = None
 
     @property
     def is_reached(self) -> bool:
@@ -171,7 +173,11 @@ def _swept(batch: int, outcomes: Sequence[PointOutcome], goal: Goal) -> SweptBat
         epochs = [_passes(run.outcome, run.reached.step, run.reached.epoch) for run in runs if run.reached]
         if len(epochs) > _MOST * len(runs) and statistics.median(epochs) < best:
             best = statistics.median(epochs)
-            found = replace(found, epochs=tuple(epochs), **_rate(runs[0].outcome))
+            speeds = [run.speed.median for run in runs if run.speed]
+            speed = statistics.median(speeds) if speeds else None
+            ranks = runs[0].outcome.point.ranks
+            measured = {"ranks": ranks, "samples_per_second": speed, **_rate(runs[0].outcome)}
+            found = replace(found, epochs=tuple(epochs), **measured)
     return found
 
 

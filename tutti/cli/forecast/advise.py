@@ -83,7 +83,7 @@ def advise(
             raise ConfigError(f"{option} {value}: expected 1 or more.")
     _check_new(write)
     measured = read_study(study)
-    curve = measured.curve(ranks_per_node)
+    curve = measured.curve(ranks_per_node, least=1 if sweep else 2)
     known = read_link(curve, link, collectives, None, measured.gradient_bytes)
     recipe = read_recipe(study, curve)
     limits = Limits(_budget(budget), _unit(unit, budget, recipe), _deadline(deadline), least, most_nodes)
@@ -327,6 +327,7 @@ def _plain_choice(choice: "Choice", unit: str) -> dict[str, Any]:
         "warmup_epochs": choice.rate.warmup_epochs,
         "planned_epochs": choice.epochs,
         "efficiency": each.efficiency,
+        "throughput_from": "sweep" if each.is_swept else "study",
         "reasons": list(choice.reasons),
     }
     draws = {"epochs": each.epochs, "hours": each.hours, "samples_per_second": each.samples_per_second}
