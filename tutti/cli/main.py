@@ -11,7 +11,12 @@ from tutti.errors import TuttiError
 
 # The module of each command, in the order of `tutti --help`.
 MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "profile", "scale", "sweep")}
-MODULES |= {"forecast": "forecast.forecast", "advise": "forecast.advise", "report": "runs"}
+MODULES |= {
+    "forecast": "forecast.forecast",
+    "propose": "forecast.propose",
+    "advise": "forecast.advise",
+    "report": "runs",
+}
 MODULES |= {"show": "show", "list": "show", "runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts

@@ -111,6 +111,11 @@ def keep(
     return path
 
 
+def read_created(path: Path) -> str:
+    """When a kept forecast was made."""
+    return read_dataclass(path, KeptForecast).created
+
+
 def read_kept(folder: Path) -> list[KeptForecast]:
     """The forecasts that a folder keeps, the oldest first."""
     found = []

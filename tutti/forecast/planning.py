@@ -1,16 +1,24 @@
-"""What a forecast of a study says in its conclusions, and what one more measurement would do to an interval."""
+"""What a forecast says in conclusions, what one more measurement would do to it, and what a campaign of runs costs."""
 
+import itertools
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from tutti import units
+from tutti.errors import ConfigError
 from tutti.forecast.curve import MeasuredRun
-from tutti.forecast.forecast import SURE, FittedCurve, Forecast, fit_curve
+from tutti.forecast.forecast import FAR, SURE, FittedCurve, Forecast, fit_curve, forecast
 from tutti.forecast.population import Fabric
+from tutti.study.outcome import PointOutcome
 
 MOST_WIDTH = 0.4  # of a 90 % interval of efficiency that a conclusion rests on
 LEAST_GAIN = 0.15  # of the width of an interval: a measurement that narrows it by less is not proposed
+MOST_FILES = 100_000  # that are counted for the size of a data set
+_STATES = {"sgd": 1, "lars": 1}  # values that an optimizer keeps for a parameter; others keep 2
 _OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of what a measurement may show, each as likely as the others
 _ENDS = (0.05, 0.95)
 
@@ -91,6 +99,140 @@ def _further(further: FurtherMeasurement, asked: Forecast, measured_steps: int) 
         f"; measuring {units.count(further.nodes, 'node')}{lasts} is expected to {does} the interval of "
         f"{units.count(asked.nodes, 'node')}"
     )
+
+
+@dataclass(frozen=True)
+class NodeChoice:
+    """The number of nodes that is asked for, and why."""
+
+    chosen: Forecast
+    reason: str
+
+
+def choose_nodes(fitted: FittedCurve, threshold: float, nodes: int | None = None) -> NodeChoice:
+    """The most nodes with an even chance of an efficiency, up to FAR times the measured ones; or the given number."""
+    curve = fitted.curve
+    if nodes is not None:
+        [made] = forecast(fitted, [nodes * curve.ranks_per_node], threshold)
+        return NodeChoice(made, f"{units.count(nodes, 'node')} were given. {_chances([made], threshold)}")
+    counts = {run.nodes for run in curve.measurements} | {curve.most_nodes * times for times in (2, FAR)}
+    ranks = [max(count * curve.ranks_per_node, curve.first.ranks) for count in sorted(counts)]
+    made = forecast(fitted, sorted(set(ranks)), threshold)
+    good = list(itertools.takewhile(lambda each: (each.above or 0.0) >= 0.5, made))
+    chances = _chances(made, threshold)
+    if not good:
+        words = f"No number of nodes has an even chance of an efficiency of {units.percent(threshold)}; the fewest cost"
+        return NodeChoice(made[0], f"{words} least. {chances}")
+    considered = units.names([units.count(each.nodes) for each in made])
+    return NodeChoice(
+        good[-1],
+        f"{units.count(good[-1].nodes, 'node')}: the most among {considered} nodes with at least an even chance of an "
+        f"efficiency of {units.percent(threshold)}. {chances} More than {FAR} times the measured nodes are not "
+        "considered.",
+    )
+
+
+def _chances(made: Sequence[Forecast], threshold: float) -> str:
+    chances = [f"{chance(each.above or 0.0)} on {units.count(each.nodes, 'node')}" for each in made]
+    return f"The chance of {units.percent(threshold)} is {', '.join(chances)}."
+
+
+def chance(probability: float) -> str:
+    """A probability in percent that is never certain."""
+    return (
+        "more than 99%" if probability > 0.99 else "less than 1%" if probability < 0.01 else units.percent(probability)
+    )
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Runs of the same length on a number of nodes; hours come as the quantiles 5, 50 and 95 %."""
+
+    made: Forecast
+    runs: int
+    steps: int
+    global_batch: int
+    contingency: float  # as a share
+    is_covered: float  # the probability that the request is enough
+
+    @property
+    def hours(self) -> tuple[float, ...]:
+        """Of one run."""
+        samples = self.steps * self.global_batch
+        speeds = (self.made.interval90[1], self.made.samples_per_second, self.made.interval90[0])
+        return tuple(samples / speed / 3600 for speed in speeds)
+
+    @property
+    def node_hours(self) -> tuple[float, ...]:
+        """Of all runs, without the contingency."""
+        return tuple(self.runs * self.made.nodes * each for each in self.hours)
+
+    @property
+    def request(self) -> float:
+        """The median of the node-hours of all runs, with the contingency."""
+        return self.node_hours[1] * (1 + self.contingency)
+
+
+def plan_campaign(fitted: FittedCurve, made: Forecast, runs: int, steps: int, contingency: float) -> Campaign:
+    """What runs on a number of nodes cost, with the probability that the contingency covers a slower step."""
+    curve = fitted.curve
+    last = curve.measurements[-1]
+    batch = last.per_rank_batch or 0
+    total = round(batch * (made.ranks if curve.mode == "weak" else last.ranks))
+    if total < made.ranks:
+        raise ConfigError(
+            f"a global batch of {units.count(total)} does not split over {units.count(made.ranks, 'rank')}: expected "
+            "fewer --nodes."
+        )
+    slowest = made.samples_per_second / (1 + contingency)
+    covered = fitted.log_time(made.ranks).below(math.log(curve.time_of(made.ranks, slowest)))
+    return Campaign(made, runs, steps, total, contingency, covered)
+
+
+def count_steps(made: Forecast, campaign_batch: int, epochs: float, train_samples: int) -> int:
+    """The steps of a number of epochs with a global batch, which the training set must hold."""
+    if train_samples < campaign_batch:
+        raise ConfigError(
+            f"a global batch of {units.count(campaign_batch)} on {units.count(made.nodes, 'node')} is larger than the "
+            f"{units.count(train_samples)} training samples: expected fewer --nodes, or the --steps of a run."
+        )
+    return math.ceil(epochs * (train_samples // campaign_batch))
+
+
+def checkpoint_size(outcomes: Sequence[PointOutcome], optimizer: str) -> tuple[float, str]:
+    """The bytes of a checkpoint, and whether they were measured or estimated."""
+    for run in outcomes:
+        saved = sorted((Path(run.folder) / "checkpoints").glob("step-*"))
+        if saved:
+            return float(sum(each.stat().st_size for each in saved[-1].rglob("*") if each.is_file())), "measured"
+    parameters = outcomes[0].plan.get("parameters") or 0
+    return 4.0 * parameters * (1 + _STATES.get(optimizer, 2)), "estimated from parameters and optimizer"
+
+
+def log_bytes_a_step(run: PointOutcome) -> float:
+    """The bytes of metrics and logs of a run, for each of its steps."""
+    folder = Path(run.folder)
+    files = [folder / "metrics.jsonl", *(folder / "logs").glob("*")]
+    return sum(each.stat().st_size for each in files if each.is_file()) / max(run.losses[-1][0] if run.losses else 1, 1)
+
+
+def data_size(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The size of the data set of a recipe, and where it is."""
+    paths = [Path(str(data[key])) for key in ("path", "train", "valid") if isinstance(data.get(key), str)]
+    if not paths:
+        return "0 B", "made in memory, or part of the software"
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        return "unknown", f"{', '.join(missing)}: not on this machine"
+    size = count = 0
+    for path in paths:
+        size += path.stat().st_size if path.is_file() else 0
+        for folder, _, names in os.walk(path):
+            size += sum(os.stat(os.path.join(folder, name)).st_size for name in names)
+            count += len(names)
+            if count > MOST_FILES:
+                return f"more than {units.size(size)}", f"{path}: {units.count(count)} of its files were counted"
+    return units.size(size), ", ".join(map(str, paths))
 
 
 def _width(fitted: FittedCurve, ranks: int) -> float:

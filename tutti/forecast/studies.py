@@ -2,23 +2,26 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tutti import units
+from tutti.config.recipes import read_yaml
 from tutti.errors import ConfigError, DataError, FolderError, TuttiError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
-from tutti.forecast.forecast import Forecast, fit_curve, forecast
+from tutti.forecast.forecast import FittedCurve, Forecast, fit_curve, forecast
 from tutti.forecast.kept import CheckedForecast, CheckRecord, KeptForecast, check_forecasts, read_kept, summarise_checks
 from tutti.forecast.link import measured_link
-from tutti.forecast.planning import conclude_forecast
+from tutti.forecast.planning import Campaign, NodeChoice, conclude_forecast
 from tutti.forecast.population import Fabric
 from tutti.forecast.table import check_curve
-from tutti.launch.cluster.resources import load_site
+from tutti.launch.cluster.resources import Site, load_site
 from tutti.runs.step_parts import StepPart
+from tutti.study.analysis import Analysis, analyse
 from tutti.study.definition import Definition, Mode, StudyFolder, read_definition
 from tutti.study.efficiency import median_of_runs
 from tutti.study.folder import STUDIES
@@ -27,6 +30,7 @@ from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
 LEAST_WINDOWS = 4  # that tell steady waiting from chance
 STEADY = 0.5  # the interquartile range of waiting, over its median
 TIMES = (2, 4, 8, 16)  # the most measured ranks, in the report of a study
+UNITS = ("node-hours", "gpu-hours")  # of a request
 HPC_INTERFACES = ("hsn", "ib", "ipogif")  # Slingshot, InfiniBand, Aries
 
 
@@ -97,6 +101,7 @@ class StudyForecast:
     made: tuple[Forecast, ...] = ()
     sentences: tuple[str, ...] = ()
     reason: str = ""
+    threshold: float = 0.0  # the efficiency that the forecasts are compared with
 
 
 def forecast_study(
@@ -109,10 +114,16 @@ def forecast_study(
         fitted = fit_curve(curve, study.fabric, link)
     except (DataError, ConfigError) as error:
         return StudyForecast(reason=_one_node(study) or str(error))
-    most = curve.measurements[-1].ranks
-    made = forecast(fitted, [most * times for times in TIMES], threshold)
+    made = more_ranks(fitted, threshold)
     said = conclude_forecast(fitted, made, threshold, study.fabric, measured_steps)
-    return StudyForecast(curve, tuple(made), tuple(said))
+    return StudyForecast(curve, tuple(made), tuple(said), threshold=threshold)
+
+
+def more_ranks(fitted: FittedCurve, threshold: float, chosen: Forecast | None = None) -> list[Forecast]:
+    """The forecast for 2, 4, 8 and 16 times the measured ranks, and for a chosen number that was not measured."""
+    measured = {run.ranks for run in fitted.curve.measurements}
+    ranks = {max(measured) * times for times in TIMES} | ({chosen.ranks} if chosen else set()) - measured
+    return forecast(fitted, sorted(ranks), threshold)
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,8 @@ class ProjectChecks:
     """Earlier forecasts beside the runs of one study, and the record over all studies of its project."""
 
     checked: tuple[CheckedForecast, ...] = ()
-    record: CheckRecord | None = None
+    everywhere: tuple[CheckedForecast, ...] = ()  # by the runs of all studies
+    record: CheckRecord | None = None  # of everywhere
     notes: tuple[str, ...] = ()  # what could not be read
 
 
@@ -139,12 +151,83 @@ def check_project(study: MeasuredStudy) -> ProjectChecks:
     for other in places if kept else ():
         if other.resolve() != study.path.resolve() and _may_check(other, kept):
             everywhere += [each for found in read_finished([other]) for each in check_study(kept, found)]
-    return ProjectChecks(tuple(checked), summarise_checks(everywhere), tuple(notes))
+    return ProjectChecks(tuple(checked), tuple(everywhere), summarise_checks(everywhere), tuple(notes))
 
 
 def check_study(kept: Sequence[KeptForecast], study: MeasuredStudy) -> list[CheckedForecast]:
     """The forecasts of the workload of a study beside its runs."""
     return check_forecasts([each for each in kept if each.workload == study.workload], study.runs, str(study.path))
+
+
+@dataclass(frozen=True)
+class StudyFacts:
+    """A study with its numbers, as a proposal needs it."""
+
+    measured: MeasuredStudy
+    analysis: Analysis
+    config: Mapping[str, Any]  # of one of its runs
+
+    @property
+    def first_run(self) -> Path:
+        """The folder of a finished run."""
+        return Path(next(run.outcome.folder for run in self.analysis.runs if run.outcome.is_finished))
+
+    @property
+    def folders(self) -> dict[int, list[Path]]:
+        """The folders of the finished runs by number of ranks."""
+        found: dict[int, list[Path]] = {}
+        for run in self.analysis.runs:
+            if run.outcome.is_finished:
+                found.setdefault(run.outcome.point.ranks, []).append(Path(run.outcome.folder))
+        return found
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        return next(run.outcome.plan for run in self.analysis.runs if run.outcome.is_finished)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return next(run.outcome.conditions for run in self.analysis.runs if run.outcome.is_finished)
+
+
+@dataclass(frozen=True)
+class ProposedRuns:
+    """What is asked for, and what it was computed from."""
+
+    studies: tuple[StudyFacts, ...]  # the first is the one that is forecast
+    site: Site
+    unit: str  # one of UNITS
+    fitted: FittedCurve
+    forecast: StudyForecast
+    choice: NodeChoice
+    campaign: Campaign
+    length: str  # of a run, and where it is from: `30 epochs, as in the recipe`
+    kept: Path  # the forecast with its digest
+    created: str  # when it was made first
+    checks: ProjectChecks
+    again: str  # the command that writes this page again
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the number of ranks of the request is one that was measured."""
+        return self.choice.chosen.ranks in {run.ranks for run in self.fitted.curve.measurements}
+
+    @property
+    def in_unit(self) -> float:
+        """The units of the site in a node-hour."""
+        return 1 if self.unit == UNITS[0] else self.site.gpus_per_node or 1
+
+
+def read_facts(path: Path) -> StudyFacts:
+    """A study with a finished run, its numbers, and the resolved recipe of a run."""
+    folder = StudyFolder(path)
+    definition = read_definition(folder)
+    outcomes = read_outcomes(folder, definition)
+    measured = measure_study(path, definition, outcomes)
+    first = next(each for each in outcomes if each.is_finished)
+    config = read_yaml(Path(first.folder) / "config.yaml", "recipe")
+    values = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
+    return StudyFacts(measured, analyse(definition, outcomes), values)
 
 
 def _project_studies(path: Path) -> Iterator[Path]:

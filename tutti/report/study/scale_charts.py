@@ -138,7 +138,8 @@ def _forecast(studies: Sequence[Study]) -> Chart | None:
         curves += _forecast_curves(study, colours, f", {study.name}" if several else "")
     ranks = sorted({float(place) for curve in curves for place in curve.x})
     ends = [ranks[0], ranks[-1]]
-    curves.append(Curve(units.percent(GOOD), ends, [GOOD, GOOD], colour=NO_COLOUR, style=1, marks=False))
+    wished = known[0][1].forecast.threshold if known[0][1].forecast else GOOD
+    curves.append(Curve(units.percent(wished), ends, [wished, wished], colour=NO_COLOUR, style=1, marks=False))
     highest = max(value or 0.0 for curve in curves for value in (curve.high or curve.y))
     return Chart(
         "forecast",

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from tutti import units
 from tutti.forecast.kept import CheckedForecast
+from tutti.forecast.planning import chance
 from tutti.forecast.studies import StudyForecast
 from tutti.runs.step_parts import SHARES, StepPart
 from tutti.study.analysis import Analysis, Setting
@@ -119,12 +120,23 @@ def forecast_table(forecast: StudyForecast) -> Table | None:
             units.count(each.nodes),
             _speeds(each.samples_per_second, *each.interval90),
             units.interval(units.percent, each.efficiency, *ends),
-            "" if each.above is None else _chance(each.above),
+            "" if each.above is None else chance(each.above),
             f"x{each.extrapolation:.3g}",
         ]
         rows.append([Cell(text, is_number=True) for text in texts])
     caption = f"On more ranks than were measured, with 90% intervals for a new run, {forecast.made[0].basis}."
-    return Table(caption, ("ranks", "nodes", "samples/s", "efficiency", "chance of 80%", "extrapolation"), rows)
+    return Table(
+        caption,
+        (
+            "ranks",
+            "nodes",
+            "samples/s",
+            "efficiency",
+            f"chance of {units.percent(forecast.threshold)}",
+            "extrapolation",
+        ),
+        rows,
+    )
 
 
 def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambda _: (None, None)) -> Table | None:
@@ -152,11 +164,6 @@ def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambd
     titles = ("made", "digest", "ranks", "nodes", "forecast (90% interval)", "measured", "error")
     caption = "Forecasts that were made before the runs existed, in samples/s."
     return Table(caption, (*titles, "inside 68%", "inside 90%", "basis"), rows)
-
-
-def _chance(probability: float) -> str:
-    """A probability that is never certain."""
-    return "> 99%" if probability > 0.99 else "< 1%" if probability < 0.01 else units.percent(probability)
 
 
 def _sweep_table(analysis: Analysis) -> Table:
