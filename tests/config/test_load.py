@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from tutti.config import load as load_module
 from tutti.config.load import Resolved, load, resolve, resolve_values
 from tutti.config.recipes import built_in
 from tutti.config.run import RunConfig
@@ -163,6 +164,22 @@ def test_variables_are_filled_in_from_the_environment(runs: str, monkeypatch: py
     monkeypatch.delenv("ABSENT", raising=False)
     text = "${PLACE}/${ABSENT:-there}/${PLACE:-unused}/${ABSENT:-}/${EMPTY:-unused}$PLACE"
     assert load(runs, f"out={text}").out == "here/there/here//$PLACE"
+
+
+def test_a_variable_that_names_another_is_not_expanded_again(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTER", "${INNER}/x")
+    monkeypatch.setenv("INNER", "unexpected")
+    assert refusal(runs, "out=${OUTER}") == (
+        "out: '${OUTER}' becomes '${INNER}/x', which uses ${INNER} in turn: expected a value without variables. "
+        "Set the variable to its final value."
+    )
+
+
+def test_each_override_is_expanded_once(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(load_module, "expand", lambda text, _: seen.append(text) or text)
+    load(runs, "out=${PLACE}", "recipe=mine")
+    assert seen.count("${PLACE}") == 1
 
 
 def test_a_variable_that_is_not_set_is_refused_with_two_ways_out(runs: str, monkeypatch: pytest.MonkeyPatch) -> None:

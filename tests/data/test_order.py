@@ -32,6 +32,13 @@ def test_the_permutation_never_changes() -> None:
     assert permutation(10, 42, 1).tolist() == [0, 8, 7, 4, 3, 1, 2, 9, 6, 5]
 
 
+def test_large_seeds_have_orders_of_their_own() -> None:
+    large = [s + (k << 32) for s in (0, 5) for k in (1, 7, 2**31 - 1)]
+    pairs = [(seed, epoch) for seed in (0, 5, 7, *large) for epoch in range(8)]
+    orders = {permutation(50, seed, epoch).tobytes() for seed, epoch in pairs}
+    assert len(orders) == len(pairs)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_the_ranks_together_take_the_global_batch_in_order(ranks: int) -> None:
     alone, shared = SampleOrder(plan(1), 42), SampleOrder(plan(ranks), 42)

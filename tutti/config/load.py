@@ -42,8 +42,11 @@ class Layers:
     sources: dict[Key, str] = field(default_factory=dict)
 
     def add(self, given: Mapping[str, Any], source: str) -> None:
-        """Add a layer: new values replace old ones."""
-        given = _expanded(given)
+        """Add a layer: new values replace old ones; environment variables in its texts are replaced, once."""
+        self.merge(_expanded(given), source)
+
+    def merge(self, given: Mapping[str, Any], source: str) -> None:
+        """Add a layer whose texts are final."""
         for section in parts.SECTIONS:  # options of another part do not apply
             new, old = _name_in(given, section), _name_in(self.values, section)
             if None not in (new, old) and new != old:
@@ -104,7 +107,7 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     typed = Layers()  # all overrides are one layer, in any order
     for text in overrides:
         typed.add(_parse_override(text), COMMAND_LINE)
-    layers.add(typed.values, COMMAND_LINE)
+    layers.merge(typed.values, COMMAND_LINE)
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
         layers.add({"recipe": name}, "name of the recipe")

@@ -155,7 +155,7 @@ def built_in() -> Iterator[tuple[str, str]]:
 
 
 def expand(text: str, where: str) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` from the environment."""
+    """Replace `${NAME}` and `${NAME:-default}` from the environment; a result that names a variable is refused."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1], match[2]
@@ -167,7 +167,13 @@ def expand(text: str, where: str) -> str:
             )
         return found
 
-    return _VARIABLE.sub(value, text)
+    filled = _VARIABLE.sub(value, text)
+    if again := _VARIABLE.search(filled):  # it would be replaced when the configuration of the run is read again
+        raise ConfigError(
+            f"{where}: {text!r} becomes {filled!r}, which uses {again[0]} in turn: expected a value without variables. "
+            "Set the variable to its final value."
+        )
+    return filled
 
 
 def make_importable(recipe: str) -> None:

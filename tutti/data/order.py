@@ -6,6 +6,8 @@ import torch
 from tutti.config.plan import Plan
 from tutti.ranks.device import GOLDEN_GAMMA, mix, splitmix64
 
+_LARGEST_WORD = 2**32 - 1  # NumPy seeds generators with words of 32 bits, and appends zeros
+
 
 class SampleOrder:
     """The sample ids of every step and rank."""
@@ -35,7 +37,10 @@ class SampleOrder:
 
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     """Returns all sample ids in the order of an epoch."""
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(samples)
+    words = [seed, epoch]
+    if seed > _LARGEST_WORD:  # NumPy would take its upper half for the epoch of a smaller seed
+        words = [seed & _LARGEST_WORD, seed >> 32, epoch, 1]
+    return np.random.Generator(np.random.PCG64(words)).permutation(samples)
 
 
 def evaluation_ids(samples: int, rank: int, world_size: int) -> np.ndarray:
