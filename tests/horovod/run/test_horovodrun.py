@@ -1,5 +1,6 @@
 """horovodrun with real ranks: here, over ssh, by mpirun, and how all of them end."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import horovod_call_work as work
+import intruder
 import pytest
 from conftest import Finished, command, environment
+from intruder import Intruder, intruding, processes_in, recorded_in
 from prepared import PYTHON
 from rank_jobs import reserved_port
-from strangers import attack, held_connections
 from waiting import wait_for_end, wait_until
 
 from tutti.errors import ConfigError
+from tutti.horovod.elastic.membership import Membership
+from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.run import call
 from tutti.ranks.messages import connect, listen
 from tutti.ranks.secret import make_secret
@@ -46,13 +50,16 @@ time.sleep(600)
 """
 # Ranks that add ones until they are told that it is enough, and say where their driver is.
 ADD = """
-import os, torch
+import os, pathlib, time, torch
 import tutti.horovod.torch as hvd
+import intruder
+intruder.record_sent(pathlib.Path("."))
 hvd.init()
 print("driver", os.environ["TUTTI_ELASTIC_ADDRESS"], flush=True)
 steps, wrong, enough = 0, 0, 0.0
 while not enough:
     steps += 1
+    time.sleep(0.02)
     wrong += hvd.allreduce(torch.ones(100), op=hvd.Sum, name="ones").sum().item() != 100 * hvd.size()
     enough = hvd.allreduce(torch.tensor([float(os.path.exists("enough"))]), op=hvd.Min, name="enough").item()
 print("wrong", wrong, "size", hvd.size(), flush=True)
@@ -210,28 +217,28 @@ def test_the_secret_of_a_job_is_its_own_and_in_no_command_line(
     assert first not in done.all
 
 
-def test_strangers_do_not_change_an_elastic_job(tmp_path: Path) -> None:
+def test_an_intruder_does_not_change_a_job_or_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["-np", "2", "--min-np", "2", PYTHON, "-c", ADD]
-    wanted: list[dict[str, Any]] = [{"kind": "worker", "worker": number} for number in (0, 1, 7, -1)]
-    wanted += [{"kind": "request", "number": 9, "has_state": True}, {"kind": "request"}, {"kind": "signal"}]
     log = tmp_path / "log"
-    with log.open("w") as output:
+    with intruding(tmp_path / "intruder") as intrusion, log.open("w") as output:
         launcher = subprocess.Popen(
             [PYTHON, "-m", "tutti.horovod.run.command", *words],
             cwd=tmp_path,
-            env=environment(),
+            env=environment(PYTHONPATH=str(Path(intruder.__file__).parent)),
             stdout=output,
             stderr=output,
         )
-    try:
-        said = wait_until(lambda: re.search(r"driver (\S+):(\d+)\n", log.read_text()), log.read_text, launcher)
-        with held_connections(said[1], int(said[2])):
-            attack(said[1], int(said[2]), wanted)
+        try:
+            said = wait_until(lambda: re.search(r"driver (\S+):(\d+)\n", log.read_text()), log.read_text, launcher)
+            monkeypatch.setattr(sys.modules[Membership.__module__], "_CONNECT_SECONDS", 2.0)
+            with pytest.raises(HorovodInternalError, match="could not reach the elastic driver"):
+                Membership(f"127.0.0.1:{intrusion.fake_ports[0]}", 0)
+            intrusion.attack(processes_in(tmp_path), recorded_in(tmp_path))
             (tmp_path / "enough").touch()
             code = wait_for_end(launcher, log.read_text)
-    finally:
-        launcher.kill()
-        launcher.wait()
+        finally:
+            launcher.kill()
+            launcher.wait()
     assert code == 0, log.read_text()
     assert said[1] == "127.0.0.1" and log.read_text().count("wrong 0 size 2\n") == 2
 
@@ -305,13 +312,14 @@ def test_what_a_rank_raises_comes_back_with_its_rank(monkeypatch: pytest.MonkeyP
         call.run(work.give_back_what_cannot_travel)
 
 
-def test_a_pickle_is_opened_only_with_the_signature_of_the_job() -> None:
+def test_a_pickle_is_opened_only_with_the_signature_of_the_job(tmp_path: Path) -> None:
     secret, other = make_secret(), make_secret()
     server = call.CallServer(b"call" * 3_000_000, secret)
     port = server.start(listen(0, "127.0.0.1"))
     answer = {"last": {"rank": 0, "well": True}}
-    wanted = [{"kind": "rank"}, {"kind": "part", "start": 0}, {"kind": "answer", "part": "gASVCg==", **answer}]
-    attack("127.0.0.1", port, wanted)
+    with contextlib.closing(Intruder(tmp_path)) as without_secret:
+        report = without_secret.attack([port], [])
+    assert (report["ours"], report["believed"]) == ([port], [])
     for part in (other.sign(b"answer", call._answer_of(0, True)), secret.sign(b"answer", call._answer_of(1, True))):
         with connect("127.0.0.1", port, secret) as connection:
             connection.send("rank")

@@ -1,9 +1,11 @@
 """Elastic training: ranks are lost, hosts come and go, and the run is the one that would have been without."""
 
+import functools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +14,16 @@ from typing import Any
 
 import pytest
 from conftest import environment
+from intruder import intruding, processes_in, record_sent, recorded_in
 from prepared import PYTHON
 from rank_jobs import read_ledger, read_losses, reserved_port, run_ranks, train
-from strangers import attack, held_connections, recorded_connection, replay
 from waiting import wait_for_end, wait_until
 
 import tutti
 from tutti.cli import elastic
 from tutti.errors import CheckpointError, ConfigError, LaunchError, TuttiError
+from tutti.launch.elastic import member
+from tutti.ranks.messages import connect
 from tutti.ranks.secret import make_secret
 
 VALUES: dict[str, Any] = {
@@ -169,24 +173,27 @@ def test_a_second_host_is_taken_in_and_its_loss_survived(tmp_path: Path, undistu
 
 
 @elastic_ranks
-def test_strangers_change_nothing_and_end_nothing(tmp_path: Path, undisturbed: Path) -> None:
+def test_an_intruder_changes_nothing_and_ends_nothing(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_recipe(tmp_path, slow_below=3)
     secret = make_secret()
-    join = {"host": "evil", "recipe": "recipe", "overrides": [], "version": tutti.__version__}
-    wanted = [{"kind": "join", "slots": slots, "order": order} | join for slots, order in ((1, -5), (10**9, 0), (2, 1))]
-    wanted += [{"kind": "ended", "round": 1, "ranks": []}, {"kind": "leave"}, {"kind": "signal", "number": 15}, {}]
-    with launched(tmp_path, "--min-ranks", "1", "--max-ranks", "2", "-n", "2", **secret.environment()) as first:
+    words = ["--min-ranks", "1", "--max-ranks", "2", "-n", "2"]
+    with intruding(tmp_path / "intruder") as intrusion, launched(tmp_path, *words, **secret.environment()) as first:
         port = int(first.wait_for(rf"--join {HOST}:\d+").rpartition(":")[2])
         first.wait_for("step 2/42")
-        with held_connections("127.0.0.1", port):
-            wire, spare = recorded_connection("127.0.0.1", port, secret)
+        monkeypatch.setattr(socket.socket, "sendall", socket.socket.sendall)
+        record_sent(tmp_path / "intruder")
+        with connect("127.0.0.1", port, secret) as spare:
+            join = {"host": "evil", "recipe": "recipe", "overrides": [], "version": tutti.__version__}
             spare.send("join", **join | {"slots": 1, "order": -1})
             assert "position -1 among the hosts: expected 0 to" in next(spare.messages())["text"]
-            spare.close()
-            attack("127.0.0.1", port, wanted)
-            replay("127.0.0.1", port, wire.sent)
-            (tmp_path / "fast").touch()
-            code, said = first.end()
+        monkeypatch.setattr(member, "connect", functools.partial(connect, timeout_seconds=2.0))
+        with pytest.raises(LaunchError, match=r"another program answers|the connection was closed by the other end"):
+            member.connect_to_leader("127.0.0.1", intrusion.fake_ports[0], secret)
+        intrusion.attack(processes_in(tmp_path), recorded_in(tmp_path / "intruder"))
+        (tmp_path / "fast").touch()
+        code, said = first.end()
     assert code == 0, said
     assert "now on" not in said and "evil" not in said and secret.value.hex() not in said
     assert [segment["ranks"] for segment in read_record(tmp_path)["segments"]] == [2]
@@ -220,7 +227,8 @@ def test_with_too_few_ranks_the_job_ends_and_says_how_to_go_on(tmp_path: Path) -
     assert f"{lost}: waiting 0.5 s for more\n" in said
     folder = run_folder(tmp_path)
     assert f"error: {lost}, for 0.5 s. Resume later with: tutti train {folder} --min-ranks 2 --max-ranks 2\n" in said
-    assert read_record(tmp_path)["state"] == "failed"
+    record = read_record(tmp_path)
+    assert (record["state"], record["cause"], record["failed_rank"]) == ("failed", "rank_lost", 0)
 
 
 @elastic_ranks
