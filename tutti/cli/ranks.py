@@ -195,7 +195,9 @@ def _record_end(folder: RunFolder, failure: Failure) -> None:
         is_stopped = failure.cause == Cause.INTERRUPTED or failure.exit_code == Interrupted.exit_code
         if is_stopped and record.content.get("state") != "running":
             return
-        where = {} if failure.said else {"failed_rank": failure.rank, "failed_host": failure.host}
+        where: dict[str, Any] = {"failed_rank": failure.rank, "failed_host": failure.host}
+        if failure.said:
+            where = {} if failure.lost_rank is None else {"failed_rank": failure.lost_rank}
         state = "interrupted" if is_stopped else "failed"
         record.end(state, failure=failure.text, cause=failure.cause, **where)
 

@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tutti.errors import Cause, Interrupted, RankLost, cause_of
+from tutti.errors import Cause, Interrupted, RankLost, TuttiError, cause_of
 from tutti.ranks.process import describe_exit
 from tutti.runs.files import read_dataclass
 from tutti.runs.folder import RunFolder
@@ -44,6 +44,7 @@ class Failure:
     said: bool  # the text is a whole message for the user; otherwise the last lines of the log follow it
     consequence: bool
     cause: Cause = Cause.ERROR
+    lost_rank: int | None = None  # the rank that the text names, where that is another one
 
     def sentence(self) -> str:
         """Return the text, marked as an error unless the run was only stopped."""
@@ -69,7 +70,8 @@ def describe(rank: int, error: BaseException, exit_code: int, said: bool) -> Fai
     text = str(error) if said else f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
     lost = isinstance(error, RankLost) or getattr(error, "told", False)
     consequence = lost or (not said and is_consequence(error))
-    return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence, cause_of(error))
+    named = getattr(error, "rank", None)
+    return Failure(rank, platform.node(), time.time(), exit_code, text, said, consequence, cause_of(error), named)
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -120,18 +122,16 @@ def first_cause(noted: Sequence[Failure], unnoted: Sequence[Failure] = ()) -> Fa
     return min(causes, key=lambda cause: (*cause[:3], cause[3].time))[3] if causes else None
 
 
-def end_rank(rank: int, text: str, exit_code: int, screen: int | None) -> None:
+def end_rank(rank: int, error: TuttiError, screen: int | None) -> None:
     """Write a note, write all stacks to this rank's log, and end this process at once."""
     notes = os.environ.get(NOTES_VARIABLE)
     if notes:
-        cause = Cause.RANK_LOST if exit_code == RankLost.exit_code else Cause.TIMEOUT
-        leave_note(
-            Path(notes), Failure(rank, platform.node(), time.time(), exit_code, text, True, screen is None, cause)
-        )
+        noted = describe(rank, error, error.exit_code, said=True)
+        leave_note(Path(notes), replace(noted, consequence=screen is None))
     elif screen is not None:
         with contextlib.suppress(OSError):
-            os.write(screen, f"error: {text}\n".encode())
+            os.write(screen, f"error: {error}\n".encode())
     with contextlib.suppress(Exception):
         faulthandler.dump_traceback(sys.stderr.fileno())
         sys.stdout.flush()
-    os._exit(exit_code)
+    os._exit(error.exit_code)

@@ -100,7 +100,7 @@ class HangSearch:
         self._position = position
         self._screen = screen
         self._failure_known = threading.Event()
-        self._verdict: tuple[str, int, int] | None = None
+        self._verdict: dict[str, Any] | None = None
         self._concluded = threading.Event()
 
     def tell_failure(self, error: Exception) -> None:
@@ -134,10 +134,7 @@ class HangSearch:
             return lost
         if self._verdict is None:
             return RankLost(f"{what}: no rank could find out who is missing.")
-        text, exit_code, reporter = self._verdict
-        error = RankLost(text) if exit_code == RankLost.exit_code else DeadlineError(text)
-        error.told = reporter != self._rank
-        return error
+        return self._shared_error(self._verdict)
 
     def end_all(self, what: str) -> None:
         """Search from the monitor thread while the main thread hangs; the conclusion then ends this rank."""
@@ -145,7 +142,8 @@ class HangSearch:
             self._search(what, ANSWER_SECONDS)
             if self._verdict is None:  # rank 0 has ended, or hangs as a whole
                 lost = f"{what}, and rank 0 on host {self._hosts[0]}, which holds the hub, does not answer."
-                self.on_verdict({"text": lost, "exit_code": RankLost.exit_code, "reporter": self._rank})
+                verdict = {"text": lost, "exit_code": RankLost.exit_code, "missing": 0, "reporter": self._rank}
+                self.on_verdict(verdict)
 
     def end_at_once(self, why: str) -> None:
         """End this rank without saving; rank 0 writes that into the record."""
@@ -169,18 +167,17 @@ class HangSearch:
         self._concluded.set()
 
     def on_verdict(self, message: dict[str, Any]) -> None:
-        text, exit_code, reporter = message["text"], message["exit_code"], message["reporter"]
-        self._verdict = text, exit_code, reporter
+        self._verdict = message
         self._concluded.set()
         if self.explains:
             return
+        error = self._shared_error(message)
         if self._rank == 0 and self.folder is not None:  # the main thread hangs, and cannot write it
-            cause = Cause.RANK_LOST if exit_code == RankLost.exit_code else Cause.TIMEOUT
             with suppress(OSError):
-                Record.open(self.folder.record).end("failed", failure=text.split("\n")[0], cause=cause)
-        end_rank(self._rank, text, exit_code, self._screen if reporter == self._rank else None)
+                Record.open(self.folder.record).fail(error)
+        end_rank(self._rank, error, None if error.told else self._screen)
 
-    def conclude(self, what: str, positions: dict[int, Any]) -> tuple[str, int]:
+    def conclude(self, what: str, positions: dict[int, Any]) -> dict[str, Any]:
         """Find out who is missing from the positions that ranks have sent, and write it down; on rank 0."""
         answers = [Position.from_plain(rank, self._hosts[rank], plain) for rank, plain in positions.items()]
         finding = find_missing(answers, self._hosts, what)
@@ -189,7 +186,15 @@ class HangSearch:
             content["ranks"] = [asdict(answer) | {"phase": answer.phase.order} for answer in answers]
             with suppress(OSError):
                 write_durably(self.folder.logs / "hang.json", json.dumps(content, indent=2) + "\n")
-        return finding.text, RankLost.exit_code if finding.silent else DeadlineError.exit_code
+        missing = min(finding.silent or finding.behind, default=None)
+        exit_code = RankLost.exit_code if finding.silent else DeadlineError.exit_code
+        return {"text": finding.text, "exit_code": exit_code, "missing": missing}
+
+    def _shared_error(self, verdict: dict[str, Any]) -> TuttiError:
+        kind = RankLost if verdict["exit_code"] == RankLost.exit_code else DeadlineError
+        error = kind(verdict["text"])
+        error.told, error.rank = verdict["reporter"] != self._rank, verdict["missing"]
+        return error
 
     def _search(self, what: str, answer_seconds: float) -> None:
         if not self._hub.ended:

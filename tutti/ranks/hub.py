@@ -41,7 +41,7 @@ class Hub:
         self._on_engine: Callable[[int, dict[str, Any]], bool] = lambda rank, message: False
         self._on_gone: Callable[[int], None] = lambda rank: None
         self._early: list[tuple[int, dict[str, Any]]] = []  # messages to an engine that has not started yet
-        self.conclude: Callable[[str, dict[int, Any]], tuple[str, int]] | None = None  # what a search has found
+        self.conclude: Callable[[str, dict[int, Any]], dict[str, Any]] | None = None  # what a search has found
         self.left: set[int] = set()  # ranks that have said that they end
         self.lost: set[int] = set()  # ranks whose connection has ended without that
         self.send = send
@@ -166,6 +166,7 @@ class Hub:
         missing = sorted(set(range(self.world_size)).difference(arrived))
         told = {"number": number, "missing": units.ranks(missing), "arrived": units.ranks(arrived)}
         told["gone"] = f"{units.ranks(gone)} on host {self.hosts[gone[0]]}" if gone else ""
+        told["rank"] = (gone or missing)[0]
         self._failed[number] = told
         self.send(arrived, "absent", told)
 
@@ -249,8 +250,7 @@ class Hub:
                 return
             (what, reporter), positions, self._positions = self._search, self._positions, None
         if self.conclude is not None:
-            text, exit_code = self.conclude(what, positions)
-            self.send(None, "verdict", {"text": text, "exit_code": exit_code, "reporter": reporter})
+            self.send(None, "verdict", self.conclude(what, positions) | {"reporter": reporter})
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, work)

@@ -136,13 +136,16 @@ class HubClient:
     def _describe(self, answer: dict[str, Any] | None, what: str, seconds: float) -> TuttiError:
         own = f"rank {self.rank} on host {platform.node()}"
         if answer is None:
-            return RankLost(f"{own} waited at {what}: rank 0, which holds the hub, has ended or does not answer.")
-        if answer["gone"]:
-            return RankLost(f"{own} waited at {what} for {answer['gone']}, which has ended.")
-        return DeadlineError(
-            f"{own} waited {seconds:g} s at {what}: missing {answer['missing']}, arrived {answer['arrived']} of "
-            f"{self.world_size}. Look at the logs of the missing ranks."
-        )
+            error = RankLost(f"{own} waited at {what}: rank 0, which holds the hub, has ended or does not answer.")
+        elif answer["gone"]:
+            error = RankLost(f"{own} waited at {what} for {answer['gone']}, which has ended.")
+        else:
+            error = DeadlineError(
+                f"{own} waited {seconds:g} s at {what}: missing {answer['missing']}, arrived {answer['arrived']} of "
+                f"{self.world_size}. Look at the logs of the missing ranks."
+            )
+        error.rank = answer["rank"] if answer else 0
+        return error
 
     def _on_passes(self, message: dict[str, Any]) -> None:
         with self._lock:

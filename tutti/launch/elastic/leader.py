@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tutti.errors import Interrupted, RankLost
+from tutti.errors import Cause, Interrupted, RankLost
 from tutti.launch.cluster.status import Progress
 from tutti.launch.elastic.member import Welcome
 from tutti.launch.elastic.slots import CoolDown, RankEnd, RankLimits, Round, RoundEnd, Rounds, RoundShare, SlotPool
@@ -147,6 +147,7 @@ class Leader:
         self._rounds = Rounds(limits, self._pool)
         self._current: _Current | None = None
         self._changes: deque[str] = deque(maxlen=_MAX_CHANGES)  # since the last round began
+        self._lost_rank: int | None = None  # of the last round that has lost one
         self._leaving: set[int] = set()
         self._signal: signal.Signals | None = None
         self._short_since: float | None = None
@@ -199,6 +200,7 @@ class Leader:
         if current and host in current.running:
             current.running.remove(host)
             ranks = ", ".join(map(str, current.round.ranks_of(host)))
+            self._lost_rank = next(iter(current.round.ranks_of(host)), None)
             current.lost.append(f"{ranks} on host {self._server.names[host]}, which was lost")
             current.note_loss()
         for known in (self._server.names, self._server.reached_at):
@@ -296,6 +298,7 @@ class Leader:
     def _cool_down(self, current: _Current, killed: list[tuple[int, Failure]], now: float) -> None:
         """Leave the slots of ranks that were lost unused for a while."""
         lost = list(current.lost)
+        self._lost_rank = killed[0][1].rank if killed else self._lost_rank
         for host, failure in killed:
             given_up = ""
             if host in self._pool.hosts and not self._rounds.lose(host, now):
@@ -332,7 +335,9 @@ class Leader:
         return f"tutti train {self._folder.path} --min-ranks {least} --max-ranks {most}"
 
     def _own_failure(self, text: str, exit_code: int) -> Failure:
-        return Failure(0, platform.node(), time.time(), exit_code, text, said=True, consequence=False)
+        is_lost = exit_code == RankLost.exit_code
+        cause, lost_rank = (Cause.RANK_LOST, self._lost_rank) if is_lost else (Cause.INTERRUPTED, None)
+        return Failure(0, platform.node(), time.time(), exit_code, text, True, False, cause, lost_rank)
 
 
 def _ranks(count: int) -> str:
