@@ -2,11 +2,15 @@
 
 import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Tutti
+from conftest import Tutti, environment
+from prepared import PYTHON
 from rank_jobs import run_ranks
+from waiting import wait_for_end, wait_until
 
 from tutti.bench.measure import bench, check, read_variants
 from tutti.bench.results import PARTS, PHASES, read_measurements
@@ -34,6 +38,50 @@ def test_a_recipe_is_measured_on_every_rank_and_judged(tutti: Tutti, tmp_path: P
     record = json.loads((folder / "record.json").read_text())
     assert (record["kind"], record["state"], record["ranks"]) == ("bench", "finished", 2)
     assert "digits" not in tutti("runs").out, "what was only measured is no run"
+
+
+SAMPLES = """
+from pathlib import Path
+from tutti.data.builtin import digits
+
+class Samples:
+    '''The digits one by one, as loader processes make them.'''
+
+    def __init__(self, split):
+        self.inputs, self.targets = digits(split)._inputs.float(), digits(split)._targets
+        self.input_shape, self.num_classes, self.count = (1, 8, 8), 10, 0
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, sample):
+        self.count += 1
+        if self.count == 500:
+            Path("at-work").touch()
+        return self.inputs[sample], self.targets[sample]
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("words", [[], ["-n", "2"]], ids=["one rank", "two ranks"])
+def test_a_stopped_bench_prints_no_traceback_and_records_that_it_was_stopped(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(SAMPLES)
+    line = [PYTHON, "-m", "tutti", "bench", "digits/mlp", "data.name=parts:Samples", "data.workers=1", *words]
+    with (tmp_path / "printed").open("w") as out:
+        process = subprocess.Popen([*line, "--seconds", "20"], cwd=tmp_path, env=environment(), stdout=out, stderr=out)
+    said = (tmp_path / "printed").read_text
+    try:
+        wait_until((tmp_path / "at-work").exists, said, process)
+        process.send_signal(signal.SIGTERM)
+        assert wait_for_end(process, said) in (130, 143), said()
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = (tmp_path / "runs" / "bench" / "digits" / "mlp").iterdir()
+    logs = "".join(path.read_text() for path in (folder / "logs").iterdir())
+    assert "Traceback" not in said() + logs and "Error" not in said() + logs
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["state"], record["cause"], record["failure"]) == ("interrupted", "interrupted", "stopped on SIGTERM")
 
 
 def bench_variants(path: str, out: str) -> str:

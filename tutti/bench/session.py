@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tutti.config.run import RunConfig
-from tutti.errors import TuttiError
+from tutti.errors import Cause, TuttiError
 from tutti.ranks.group import Group, check_same_code, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.folder import RunFolder, remove_folder, write_config
@@ -71,6 +71,11 @@ def _ended(session: Session) -> Iterator[None]:
             remove_folder(session.folder)
         elif is_first:
             session.record.fail(error)
+        raise
+    except KeyboardInterrupt as stopped:
+        if is_first:
+            signal_name = stopped.args[0] if stopped.args else "SIGINT"
+            session.record.end("interrupted", failure=f"stopped on {signal_name}", cause=Cause.INTERRUPTED)
         raise
     except BaseException as error:
         if is_first:

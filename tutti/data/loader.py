@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class LoadedBatch(NamedTuple):
 
 def collated_samples(
     dataset: SampleDataset, keys: Iterable[BatchKey], workers: int, seed: int, device: torch.device
-) -> Iterator[LoadedBatch]:
+) -> Generator[LoadedBatch, None, None]:
     """Yields batches collated by a DataLoader; its workers end with the last batch, an error or a closed generator."""
     loader = torch.utils.data.DataLoader(
         _SeededSamples(dataset, seed),  # pyright: ignore[reportArgumentType]
@@ -117,6 +118,13 @@ def _start_worker(_: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    sys.excepthook = _report_error
+
+
+def _report_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Prints an error of a worker; Python's thread that hands over tensors also reports that the rank has closed."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _identity(made: Any) -> Any:
@@ -137,7 +145,7 @@ def note_skipped(dataset: Any, names: tuple[str, ...]) -> None:
         dataset.skipped.extend(names)
 
 
-def prefetched(items: Iterator[Any], depth: int) -> Iterator[Any]:
+def prefetched(items: Iterator[Any], depth: int) -> Generator[Any, None, None]:
     """Yields the same items, up to `depth` of them computed ahead by a thread."""
     if depth == 0:
         yield from items
@@ -189,7 +197,8 @@ def check_workers(workers: int) -> None:
 
 
 Pair = tuple[Any, Any]
-Source = Callable[[Iterable[BatchKey]], Iterator[LoadedBatch]]
+# Generators are closed, not left to their destructors, which would discard an interrupt that arrives meanwhile.
+Source = Callable[[Iterable[BatchKey]], Generator[LoadedBatch, None, None]]
 
 
 @dataclass(frozen=True)
@@ -236,17 +245,19 @@ class Loader:
 
         def batches() -> Iterator[RankBatch]:
             stream = self._own_stream()
-            for step, (epoch, ids), made in zip(numbers, kept, self._source(requested), strict=True):
-                inputs, targets = _on_device(self.dataset, made.pair, self._device)
-                size = self._plan.micro_batch
-                micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
-                event = stream.record_event() if stream else None
-                yield RankBatch(step, epoch, ids, micro_batches, made.skipped, event)
+            with closing(self._source(requested)) as source:
+                for step, (epoch, ids), made in zip(numbers, kept, source, strict=True):
+                    inputs, targets = _on_device(self.dataset, made.pair, self._device)
+                    size = self._plan.micro_batch
+                    micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
+                    event = stream.record_event() if stream else None
+                    yield RankBatch(step, epoch, ids, micro_batches, made.skipped, event)
 
-        for batch in prefetched(batches(), self._prefetch):
-            batch.wait_on_stream()
-            note_skipped(self.dataset, batch.skipped)  # only now: a prefetched batch may never be used
-            yield batch
+        with closing(prefetched(batches(), self._prefetch)) as ahead:
+            for batch in ahead:
+                batch.wait_on_stream()
+                note_skipped(self.dataset, batch.skipped)  # only now: a prefetched batch may never be used
+                yield batch
 
     def _own_stream(self) -> torch.cuda.Stream | None:
         """Sets a CUDA stream for the prefetch thread, so that copies and crops overlap with the step."""
@@ -276,10 +287,11 @@ def evaluation_batches(
     ids = evaluation_ids(len(dataset), rank, world_size)
     keys = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
     workers = min(workers, len(keys)) if len(keys) > 1 else 0  # a worker loads whole batches
-    for made in _open(dataset, workers, seed, device)(iter(keys)):
-        note_skipped(dataset, made.skipped)
-        if made.pair is not None:
-            yield _on_device(dataset, made.pair, device)
+    with closing(_open(dataset, workers, seed, device)(iter(keys))) as source:
+        for made in source:
+            note_skipped(dataset, made.skipped)
+            if made.pair is not None:
+                yield _on_device(dataset, made.pair, device)
 
 
 def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source:
@@ -294,7 +306,7 @@ def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source
     )
 
 
-def _whole_batches(dataset: BatchDataset, keys: Iterable[BatchKey], seed: int) -> Iterator[LoadedBatch]:
+def _whole_batches(dataset: BatchDataset, keys: Iterable[BatchKey], seed: int) -> Generator[LoadedBatch, None, None]:
     for epoch, ids in keys:
         chosen = torch.from_numpy(ids)
         made = dataset.batch(chosen, Draws(seed, epoch, chosen) if epoch >= 0 else None)

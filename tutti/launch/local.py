@@ -238,8 +238,9 @@ class StopSignals:
         if self._interrupts < 2 and (stopped or own):
             return stopped[0] if stopped else own  # pyright: ignore[reportReturnType]
         is_at_once = self._interrupts > 1
-        how = "ended at once on a second SIGINT" if is_at_once else f"stopped on {self.first.name} too early to save"
-        text = f"{how}. Resume with: tutti train {self._folder.path}" if saves else how
+        how = "ended at once on a second SIGINT" if is_at_once else f"stopped on {self.first.name}"
+        early = "" if is_at_once else " too early to save"
+        text = f"{how}{early}. Resume with: tutti train {self._folder.path}" if saves else how
         code = Interrupted.exit_code if saves else 128 + self.first
         code = _AT_ONCE if is_at_once else code
         return Failure(0, platform.node(), time.time(), code, text, True, False, Cause.INTERRUPTED)
