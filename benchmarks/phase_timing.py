@@ -42,8 +42,8 @@ def steps_of(job: Any) -> Iterator[None]:
         yield
 
 
-def be_rank(args: argparse.Namespace) -> None:
-    """Trains both runs window by window; rank 0 writes the time of every window."""
+def be_rank(args: argparse.Namespace, switch: str, default: list[str]) -> None:
+    """Trains both runs, with a key of `log` on and off, window by window; rank 0 writes the time of every window."""
     from tutti.config.load import resolve
     from tutti.ranks.device import choose_device, set_threads
     from tutti.ranks.environments import discover
@@ -53,20 +53,20 @@ def be_rank(args: argparse.Namespace) -> None:
     from tutti.train.build import build_job
     from tutti.train.torch import TorchFramework
 
-    config = resolve(args.recipe, [*(args.set or DEFAULT), *QUIET, f"log.every_steps={args.steps}"]).config
+    config = resolve(args.recipe, [*(args.set or default), *QUIET, f"log.every_steps={args.steps}"]).config
     placement = discover(os.environ)
     set_threads(config.runtime, placement)
     device = choose_device(config.runtime, placement)
     group = join(placement, config.runtime)
     monitor = Monitor(placement, group.hub, group.hosts, config.runtime)
     runs = {}
-    for phases in ("on", "off"):
-        folder = RunFolder(args.result.parent / phases)
+    for state in ("on", "off"):
+        folder = RunFolder(args.result.parent / state)
         folder.logs.mkdir(parents=True, exist_ok=True)
-        log = config.log.model_copy(update={"phases": phases == "on"})
+        log = config.log.model_copy(update={switch: state == "on"})
         job = build_job(TorchFramework(), config.model_copy(update={"log": log}), group, monitor, device, folder, None)
         job.valid_data = None
-        runs[phases] = steps_of(job)
+        runs[state] = steps_of(job)
     seconds: dict[str, list[float]] = {"on": [], "off": []}
     for trial, name in measure.alternating(("on", "off"), args.trials + 2):
         group.barrier("a window")
@@ -89,8 +89,9 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[50], medians[1949]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def compare(program: str, description: str | None, switch: str, default: list[str]) -> None:
+    """Measures the time of a run with a key of `log` on over that of the same run with it off."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--recipe", default="mnist")
     parser.add_argument("--set", action="append", help="an override of the recipe; may be repeated")
@@ -101,24 +102,24 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.result:
-        be_rank(args)
+        be_rank(args, switch, default)
     facts = measure.conditions(ranks=args.ranks, trials=args.trials, recipe=args.recipe, steps=args.steps)
     measure.print_conditions(facts)
-    with tempfile.TemporaryDirectory(prefix="phase-timing-") as folder:
+    with tempfile.TemporaryDirectory(prefix="on-and-off-") as folder:
         result = Path(folder) / "result.json"
         options = [f"--recipe={args.recipe}", f"--steps={args.steps}", f"--trials={args.trials}", f"--result={result}"]
         options += [f"--set={each}" for each in args.set or ()]
-        measure.run_command(measure.torchrun(args.ranks, Path(folder), __file__, options), Path.cwd(), args.deadline)
+        measure.run_command(measure.torchrun(args.ranks, Path(folder), program, options), Path.cwd(), args.deadline)
         found = json.loads(result.read_text())
     on, off = found["seconds"]["on"], found["seconds"]["off"]
     ratios = [a / b for a, b in zip(on, off, strict=True)]
     ratio, (low, high) = statistics.median(ratios), interval(ratios)
     step = statistics.median(off) / args.steps
     print(f"{args.recipe} on {found['device']}: a step takes {step * 1e3:.3f} ms")
-    print(f"time with phases over time without: {ratio:.4f} (95% interval of the median {low:.4f} to {high:.4f})")
+    print(f"time with log.{switch} over time without: {ratio:.4f} (95% interval of the median {low:.4f} to {high:.4f})")
     measure.print_verdict({f"at most {BAR}": ratio <= BAR})
-    measure.write_json(args.out, {"program": "phase_timing", "conditions": facts, "ratio": ratio, "ratios": ratios})
+    measure.write_json(args.out, {"program": Path(program).stem, "conditions": facts, "ratio": ratio, "ratios": ratios})
 
 
 if __name__ == "__main__":
-    main()
+    compare(__file__, __doc__, "phases", DEFAULT)
