@@ -8,6 +8,7 @@ from small_config import small_config
 from tutti.config.check import check_noise_scale
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
+from tutti.study.checking import check_config
 
 
 def config(**values: Any) -> RunConfig:
@@ -18,7 +19,7 @@ def config(**values: Any) -> RunConfig:
 @pytest.mark.parametrize("batch", [{"global": 8}, {"global": 8, "micro": 8}, {"per_rank": 8}])
 def test_one_gradient_in_a_step_has_no_noise_scale(batch: dict[str, int]) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_noise_scale(config(batch=batch), 1)
+        check_config(config(batch=batch), 1)  # of a point of a study
     assert str(refused.value) == (
         "log.noise_scale=true on 1 rank whose steps have 1 forward pass: expected 2 or more gradients in a step, to "
         "compare with their mean. Start more ranks, or set batch.micro=4, which accumulates gradients over "

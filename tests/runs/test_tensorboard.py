@@ -58,3 +58,14 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     write(tmp_path, EVENTS[:1])
     write(tmp_path, EVENTS[3:])
     assert [step for step, _, _ in read(tmp_path)["valid/loss"]] == [0, 10]
+
+
+def test_the_noise_scale_is_a_curve_and_its_batch_is_none(tmp_path: Path) -> None:
+    values = {"gradient_square": 0.5, "gradient_variance": 50.0, "noise_scale": 100.0, "batch": 64}
+    event = {"event": "noise", "step": 10, "epoch": 1, "time": 1.0, "biased": ["batch norm"]} | values
+    write(tmp_path, [event])
+    assert {tag: points[0][2] for tag, points in read(tmp_path).items()} == {
+        "step/gradient_square": 0.5,
+        "step/gradient_variance": 50.0,
+        "step/noise_scale": 100.0,
+    }

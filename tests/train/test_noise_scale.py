@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tutti
 from rank_jobs import read_losses, run_ranks, train
 
 VALUES: dict[str, Any] = {
@@ -56,3 +57,15 @@ def test_a_resumed_run_has_every_measured_step_once(tmp_path: Path) -> None:
     checkpoint = folder / "checkpoints" / f"step-{SAVED_AT:06d}"
     run_ranks(1, train, VALUES | {"out": str(tmp_path / "killed")}, str(checkpoint))
     assert read_noise(folder) == read_noise(whole["folder"])
+
+
+@pytest.mark.system
+def test_one_rank_with_one_pass_is_refused_before_a_folder_is_made(tmp_path: Path, tutti: Tutti) -> None:
+    words = ("batch.micro=null", "log.noise_scale=true", f"out={tmp_path / 'runs'}")
+    done = tutti("train", "digits/mlp", *words)
+    assert done.code == 2
+    assert "log.noise_scale=true on 1 rank whose steps have 1 forward pass" in done.err
+    assert not (tmp_path / "runs").exists()
+    least = tutti("train", "digits/mlp", *words, "--min-ranks", "1", "--max-ranks", "2")
+    assert least.code == 2
+    assert "log.noise_scale=true on 1 rank" in least.err
