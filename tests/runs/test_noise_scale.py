@@ -100,7 +100,7 @@ def test_a_run_is_judged_by_the_last_part_of_its_steps(tmp_path: Path) -> None:
     assert read_noise_scale(tmp_path) == NoiseScale(70.0, 70.0, 70.0, 64, 300, ())
     curve = noise_curve(tmp_path, most_points=4)
     assert [(step, scale.value) for step, scale in curve] == [(1500, 10.0), (3000, 10.0), (4500, 70.0), (6000, 70.0)]
-    assert len(noise_curve(tmp_path)) == 30
+    assert len(noise_curve(tmp_path)) == 12
 
 
 def test_a_gradient_without_any_signal_is_larger_than_the_batch(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ LEAST_STEPS = 20  # measured ones, below which there is no interval
 _FEWEST, _MOST = 200, 1000  # of the last measured steps that are averaged
 _RESAMPLES = 2000
 _INTERVAL = (0.05, 0.95)
-_MOST_POINTS = 40  # of a curve
+_MOST_POINTS, _STEPS_OF_A_POINT = 40, 50  # of a curve
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_noise_scale(folder: Path) -> NoiseScale | None:
 def noise_curve(folder: Path, most_points: int = _MOST_POINTS) -> list[tuple[int, NoiseScale]]:
     """The noise scale over training: the last step of each part of a run, and the noise scale in that part."""
     events = _read(folder)
-    points = min(most_points, len(events) // LEAST_STEPS)
+    points = min(most_points, max(len(events) // _STEPS_OF_A_POINT, len(events) >= LEAST_STEPS))
     cuts = [round(place * len(events) / points) for place in range(points + 1)] if points else []
     parts = [events[begin:end] for begin, end in pairwise(cuts)]
     return [(part[-1]["step"], found) for part in parts if (found := _average(part))]
