@@ -17,7 +17,7 @@ Speeds = Callable[[int], float]
 FINISHED = PointState("finished", attempts=1, launch_line="tutti train -n 1")
 GOAL = Goal("steps", steps=50, warmup_steps=10)
 SEGMENT = {
-    "started": "2026-11-15T10:15:00+00:00",
+    "started": "2226-11-15T10:15:00+00:00",  # after every forecast that a test keeps
     "host": "n1",
     "process": 1,
     "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"},

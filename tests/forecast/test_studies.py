@@ -134,3 +134,16 @@ def test_studies_in_any_folder_are_checked_with_those_beside_them(tmp_path: Path
     found = check_project(scaled(tmp_path / "third", 8))
     assert found.checked == ()
     assert "x.json is damaged" in found.notes[0]
+
+
+def test_a_forecast_that_was_made_after_its_run_is_shown_and_not_counted(tmp_path: Path) -> None:
+    first = scaled(tmp_path / "first", 2, 4)
+    kept(first, 8, 16)
+    early = spread(scale_study(tmp_path / "early", made, ranks=(8,)), 2, started="2026-01-01T00:00:00+00:00")
+    found = check_project(read_study(early))
+    assert [each.is_ahead for each in found.checked] == [False]
+    assert found.record is None
+    both = check_project(scaled(tmp_path / "later", 16))
+    assert both.record is not None
+    assert (both.record.points, both.record.not_ahead) == (1, 1)
+    assert both.record.sentence().endswith("1 more was made after its run had begun, and not counted.")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,6 +51,8 @@ class CheckedForecast:
     interval90: Interval
     basis: str = ""
     measured_in: str = ""  # the study, or the table
+    is_ahead: bool | None = None  # made before the run began; of a table it is not known
+    workload: str | None = None
 
     @property
     def error(self) -> float:
@@ -70,14 +72,21 @@ class CheckRecord:
     worst_error: float
     inside68: int
     inside90: int
+    not_ahead: int = 0  # made after their runs had begun, and not counted
 
     def sentence(self) -> str:
         """The record in words."""
         return (
             f"{units.count(self.points, 'forecast')} checked: off by {units.percent(self.median_error, 1)} in the "
             f"median and {units.percent(self.worst_error, 1)} at most; {self.inside68} inside 68%, "
-            f"{self.inside90} inside 90%."
+            f"{self.inside90} inside 90%.{self._late()}"
         )
+
+    def _late(self) -> str:
+        if not self.not_ahead:
+            return ""
+        were = "was made after its run had" if self.not_ahead == 1 else "were made after their runs had"
+        return f" {self.not_ahead} more {were} begun, and not counted."
 
 
 def keep(
@@ -128,9 +137,15 @@ def read_kept(folder: Path) -> list[KeptForecast]:
 
 
 def check_forecasts(
-    kept: Sequence[KeptForecast], measured: Sequence[MeasuredRun], measured_in: str = ""
+    kept: Sequence[KeptForecast],
+    measured: Sequence[MeasuredRun],
+    measured_in: str = "",
+    started: Mapping[tuple[int, int], str] | None = None,
 ) -> list[CheckedForecast]:
-    """Every forecast of a run that was not measured then and is now, on as many nodes."""
+    """Every forecast of a run that was not measured then and is now, on as many nodes.
+
+    `started` is when the runs began, by ranks and nodes.
+    """
     now = {(each.ranks, each.nodes): each.samples_per_second for each in measured}
     found = []
     for each in kept:
@@ -138,9 +153,29 @@ def check_forecasts(
         for made in each.forecasts:
             place = (made.ranks, made.nodes)
             if place in now and place not in known:
-                values = (made.samples_per_second, now[place], made.interval68, made.interval90)
-                found.append(CheckedForecast(each.digest, each.created, *place, *values, made.basis, measured_in))
+                found.append(
+                    CheckedForecast(
+                        each.digest,
+                        each.created,
+                        *place,
+                        made.samples_per_second,
+                        now[place],
+                        made.interval68,
+                        made.interval90,
+                        made.basis,
+                        measured_in,
+                        _is_ahead(each.created, (started or {}).get(place)),
+                        each.workload,
+                    )
+                )
     return found
+
+
+def _is_ahead(created: str, started: str | None) -> bool | None:
+    try:
+        return datetime.fromisoformat(created) < datetime.fromisoformat(started) if started else None
+    except (ValueError, TypeError):  # a date of another form, or without its zone
+        return None
 
 
 def find_open(kept: Sequence[KeptForecast], checked: Sequence[CheckedForecast]) -> list[tuple[KeptForecast, Forecast]]:
@@ -156,13 +191,24 @@ def find_open(kept: Sequence[KeptForecast], checked: Sequence[CheckedForecast]) 
 
 
 def summarise_checks(checked: Sequence[CheckedForecast]) -> CheckRecord | None:
-    """The record over all checked forecasts; None where there is none."""
+    """The record over all checked forecasts that were not made after their run had begun; None where there is none."""
+    late = sum(each.is_ahead is False for each in checked)
+    checked = [each for each in checked if each.is_ahead is not False]
     if not checked:
         return None
     errors = np.abs([each.error for each in checked])
     inside68 = sum(each.is_inside(each.interval68) for each in checked)
     inside90 = sum(each.is_inside(each.interval90) for each in checked)
-    return CheckRecord(len(checked), float(np.median(errors)), float(errors.max()), inside68, inside90)
+    return CheckRecord(len(checked), float(np.median(errors)), float(errors.max()), inside68, inside90, late)
+
+
+def describe_record(checked: Sequence[CheckedForecast]) -> str:
+    """The record over all checked forecasts in words, or why there is none."""
+    if record := summarise_checks(checked):
+        return record.sentence()
+    if checked:
+        return "All of these forecasts were made after their runs had begun: none of them is counted."
+    return "No run was measured that a kept forecast was made for."
 
 
 def _digest(text: str) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class MeasuredStudy:
     gradient_bytes: float | None  # of a step, where the records hold it
     workload: str  # what the runs of two studies share if one can check the forecast of the other
     fabric: Fabric | None = None  # the network between nodes, where the records or the site tell it
+    started: Mapping[tuple[int, int], str] = field(default_factory=dict)  # of the first run, by ranks and nodes
 
     def curve(self, ranks_per_node: int | None = None, least: int = 2) -> ScalingCurve:
         """The runs as a curve, refused where they contradict themselves or are fewer than `least`."""
@@ -66,7 +67,8 @@ def measure_study(path: Path, definition: Definition, outcomes: Sequence[PointOu
     size = float(sizes[0]) if sizes else None
     first = next(each for each in outcomes if each.is_finished and each.windows)
     fabric = _fabric(definition, first)
-    return MeasuredStudy(path, definition.mode, tuple(runs), size, _workload(definition, first), fabric)
+    workload, started = _workload(definition, first), _started(outcomes)
+    return MeasuredStudy(path, definition.mode, tuple(runs), size, workload, fabric, started)
 
 
 def is_study(path: Path) -> bool:
@@ -151,12 +153,14 @@ def check_project(study: MeasuredStudy) -> ProjectChecks:
     for other in places if kept else ():
         if other.resolve() != study.path.resolve() and _may_check(other, kept):
             everywhere += [each for found in read_finished([other]) for each in check_study(kept, found)]
+    everywhere.sort(key=lambda each: each.created)
     return ProjectChecks(tuple(checked), tuple(everywhere), summarise_checks(everywhere), tuple(notes))
 
 
 def check_study(kept: Sequence[KeptForecast], study: MeasuredStudy) -> list[CheckedForecast]:
     """The forecasts of the workload of a study beside its runs."""
-    return check_forecasts([each for each in kept if each.workload == study.workload], study.runs, str(study.path))
+    same = [each for each in kept if each.workload == study.workload]
+    return check_forecasts(same, study.runs, str(study.path), study.started)
 
 
 @dataclass(frozen=True)
@@ -316,6 +320,17 @@ def _waits_steadily(group: Sequence[PointOutcome]) -> bool:
 
 def _nodes(outcome: PointOutcome) -> int:
     return max(1, len(set(outcome.conditions.get("hosts", ()))))
+
+
+def _started(outcomes: Sequence[PointOutcome]) -> dict[tuple[int, int], str]:
+    """When the first finished run of each number of ranks and nodes began."""
+    found: dict[tuple[int, int], str] = {}
+    for each in outcomes:
+        began = each.conditions.get("started")
+        if each.is_finished and each.windows and isinstance(began, str):
+            place = (each.point.ranks, _nodes(each))
+            found[place] = min(began, found.get(place, began))
+    return found
 
 
 def _why_none(outcomes: Sequence[PointOutcome]) -> str:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from tutti import units
 from tutti.errors import FolderError
 from tutti.forecast.forecast import Forecast
-from tutti.forecast.kept import FOLDER, CheckedForecast, KeptForecast, summarise_checks
+from tutti.forecast.kept import FOLDER, CheckedForecast, KeptForecast, describe_record
 from tutti.report.study.page import page_template
 from tutti.report.study.tables import Cell, Table, checks_table, link_to
 from tutti.report.style import BLUE, GREY, VERMILION, plt
@@ -18,9 +18,9 @@ from tutti.runs.files import write_durably
 FILE = "forecasts.html"
 _HERE = Path(__file__).parent
 _RULE = (
-    "Every forecast was kept, with a digest of its measurements, its options and the population table, before the runs "
-    "that check it existed. A run that was part of a forecast's input checks nothing. Error is forecast / measured "
-    "- 1: positive is optimistic."
+    "Every forecast was kept when it was made, with a digest of its measurements, options and population table. A run "
+    "that was part of a forecast's input checks nothing, and a forecast that was made after its run had begun is "
+    "shown but not counted. Error is forecast / measured - 1: positive is optimistic."
 )
 
 
@@ -32,7 +32,6 @@ def write_checks(
 ) -> Path:
     """Write the page into a folder; `places` are the folders that keep the forecasts, by digest."""
     page = folder / FILE
-    record = summarise_checks(checked)
 
     def find_link(each: CheckedForecast) -> tuple[str | None, str | None]:
         runs = link_to(Path(each.measured_in), page) if each.measured_in else None
@@ -40,7 +39,7 @@ def write_checks(
 
     text = page_template("forecasts.html", _HERE).render(
         folder=str(folder),
-        record=record.sentence() if record else "No run was measured that a kept forecast was made for.",
+        record=describe_record(checked),
         picture=Markup(draw_checks(checked)) if checked else "",
         checked=checks_table(checked, find_link),
         still_open=_open_table(still_open, places, page),
@@ -64,11 +63,11 @@ def draw_checks(checked: Sequence[CheckedForecast]) -> str:
             axes.plot(ends, [place, place], color=GREY, lw=width, solid_capstyle="butt")
         colour = BLUE if each.is_inside(each.interval90) else VERMILION
         axes.plot([each.measured / each.forecast - 1], [place], color=colour, marker="o", ms=7)
-    names = [f"{each.created[:10]}, {units.count(each.ranks, 'rank')}" for each in checked]
+    names = [f"{each.created[:10]}, {each.digest[:6]}, {units.count(each.ranks, 'rank')}" for each in checked]
     axes.set_yticks(range(len(checked)), names)
     axes.set(xlabel="measured against the forecast", ylim=(len(checked) - 0.4, -0.6))
     axes.axvline(0, color=GREY, ls=":")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}%")
     axes.grid(alpha=0.3, axis="x")
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})

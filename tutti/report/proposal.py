@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from tutti import units
 from tutti.errors import FolderError
+from tutti.forecast.kept import describe_record
 from tutti.forecast.planning import chance, checkpoint_size, data_size, log_bytes_a_step
 from tutti.forecast.studies import ProposedRuns
 from tutti.report.study.charts import Study
@@ -24,6 +25,8 @@ NAME = "proposal"
 FIGURES = "figures"
 _STEPS = 120  # of a timed run of tutti scale, with its warm-up
 _HERE = Path(__file__).parent
+_LAW = "the law of tutti forecast (compute, exchange between nodes, friction) with what published curves say about it"
+_LINK = "the measured parts of a step, with the exchange as the known link has it"
 _TEX = str.maketrans(
     {char: f"\\{char}" for char in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -235,8 +238,8 @@ def _forecast_part(proposed: ProposedRuns, sources: Sources) -> ProposalPart:
             f"{proposed.kept.stem} of all that it was made from. Nothing in this table was measured."
         ],
         [
-            "Assumed: the law of tutti forecast (compute, exchange between nodes, friction) with what published "
-            "scaling curves say about it; the same software, batch and placement of ranks as measured.",
+            f"Assumed: {_LINK if proposed.fitted.by_parts else _LAW}; the same software, batch and placement of ranks "
+            "as measured.",
             *(f"{warning[0].upper()}{warning[1:]}." for warning in warnings),
         ],
         [replace(table, titles=(*table.titles, "source"), rows=rows)],
@@ -361,10 +364,11 @@ def _project(study: Path) -> str:
 
 def _checked_part(proposed: ProposedRuns) -> ProposalPart:
     checks = proposed.checks
-    table = checks_table(checks.everywhere)
+    mine = [each for each in checks.everywhere if each.workload == proposed.studies[0].measured.workload]
+    table = checks_table(mine)
     said = ["None of the forecast runs has been measured yet."]
-    if checks.record:
-        said = [f"Over all studies of this project: {checks.record.sentence()}"]
+    if checks.everywhere:
+        said = [f"Over all studies of this project: {describe_record(checks.everywhere)}"]
     return ProposalPart("Forecast and measurement", [*said, *checks.notes], tables=[table] if table else [])
 
 

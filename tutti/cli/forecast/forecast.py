@@ -249,6 +249,7 @@ def _verify(folders: list[Path], table: Path | None, mode: str | None, out: Path
         checked = [each for one in found for each in check_study(every, one)]
     if not every:
         raise FolderError(f"--verify: {root} holds no forecast: expected one that tutti forecast kept.")
+    checked.sort(key=lambda each: each.created)
     still_open = find_open(every, checked) if study is None else []  # runs of other studies may have checked the rest
     if as_json:
         record = summarise_checks(checked)
@@ -269,16 +270,15 @@ def _verify(folders: list[Path], table: Path | None, mode: str | None, out: Path
 def _print_checks(checked: "list[CheckedForecast]") -> None:
     """Print forecasts beside what was measured, and the record over all of them."""
     from tutti import units
-    from tutti.forecast.kept import summarise_checks
+    from tutti.forecast.kept import describe_record
 
-    record = summarise_checks(checked)
-    if record is None:
-        print("No run was measured that a kept forecast was made for.")
+    if not checked:
+        print(describe_record(checked))
         return
     titles = ("made", "ranks", "forecast", "measured", "error", "90% interval", "inside 68%", "inside 90%")
     lines = [
         [
-            each.created[:10],
+            f"{each.created[:10]}{', after the run' if each.is_ahead is False else ''}",
             units.count(each.ranks),
             units.number(each.forecast),
             units.number(each.measured),
@@ -290,4 +290,4 @@ def _print_checks(checked: "list[CheckedForecast]") -> None:
         for each in checked
     ]
     units.print_table(titles, lines)
-    print(record.sentence())
+    print(describe_record(checked))

@@ -148,7 +148,7 @@ def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambd
         return None
     rows = [
         [
-            Cell(each.created[:10]),
+            Cell(f"{each.created[:10]}{', after the run' if each.is_ahead is False else ''}"),
             Cell(each.digest[:12], link=find_link(each)[0]),
             Cell(units.count(each.ranks), is_number=True),
             Cell(units.count(each.nodes), is_number=True),
@@ -162,7 +162,7 @@ def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambd
         for each in checked
     ]
     titles = ("made", "digest", "ranks", "nodes", "forecast (90% interval)", "measured", "error")
-    caption = "Forecasts that were made before the runs existed, in samples/s."
+    caption = "Forecasts of runs that were not part of their input, in samples/s."
     return Table(caption, (*titles, "inside 68%", "inside 90%", "basis"), rows)
 
 
