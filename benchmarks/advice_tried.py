@@ -32,12 +32,13 @@ def main() -> None:
     measure.print_conditions(facts)
     with kept_folder(options.keep) as folder:
         study, sweep = _measure(options, folder)
+        target = options.target if "=" in options.target else _reached_by_all(sweep, options.target)
         advised = folder / "advised.yaml"
-        words = ["advise", str(study), "--sweep", str(sweep), "--unit", "node-hours"]
+        words = ["advise", str(study), "--sweep", str(sweep), "--target", target]
         print(_tutti(folder, *words, "--write", str(advised)), flush=True)
         advice = json.loads(_tutti(folder, *words, "--json"))
         choices = {each["choice"]: each for each in advice["choices"]}
-        rows = [_follow(options, folder, advised, name, choices[name]) for name in ("knee", "fastest")]
+        rows = [_follow(target, folder, advised, name, choices[name]) for name in ("knee", "fastest")]
     measure.print_table(HEAD, [_shown(row) for row in rows])
     bars = {}
     for row in rows:
@@ -54,7 +55,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="as of tutti train")
     parser.add_argument("--ranks", type=_numbers, default=[1, 2], help="of the study of throughput")
     parser.add_argument("--batches", type=_numbers, required=True, help="global batches of the sweep")
-    parser.add_argument("--target", required=True, metavar="METRIC=NUMBER")
+    parser.add_argument("--target", required=True, metavar="METRIC[=NUMBER]", help="without a number: what all reach")
     parser.add_argument("--epochs", type=int, required=True, help="the most that a run of the sweep trains for")
     parser.add_argument("--seeds", type=int, default=2, help="runs of the sweep at each batch")
     parser.add_argument("--steps", type=int, default=60, help="timed steps of the study")
@@ -81,15 +82,24 @@ def _measure(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
         "--set",
         f"batch.global={batches}",
     ]
-    sweep += ["--seeds", str(options.seeds), "--target", options.target, "--out", "epochs"]
+    sweep += ["--seeds", str(options.seeds), "--out", "epochs"]
+    sweep += ["--target", options.target] if "=" in options.target else []
     print(_tutti(folder, *sweep), flush=True)
     [study], [swept] = (folder.glob(f"{name}/**/study.json") for name in ("throughput", "epochs"))
     return study.parent, swept.parent
 
 
-def _follow(
-    options: argparse.Namespace, folder: Path, recipe: Path, name: str, choice: Mapping[str, Any]
-) -> dict[str, Any]:
+def _reached_by_all(sweep: Path, metric: str) -> str:
+    """The target that every run of the sweep reaches, if it has a value."""
+    best = []
+    for path in sweep.glob("**/metrics.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        values = [event[metric] for event in events if event["event"] == "epoch"]
+        best.append(min(values) if "loss" in metric else max(values))
+    return f"{metric}={max(best) if 'loss' in metric else min(best):.5g}"
+
+
+def _follow(target: str, folder: Path, recipe: Path, name: str, choice: Mapping[str, Any]) -> dict[str, Any]:
     """Trains as advised until the target is reached."""
     given = str(recipe) if name == "knee" else f"{recipe}/{name}"
     out = folder / f"followed-{name}"
@@ -99,7 +109,7 @@ def _follow(
     hours = record["seconds"]["training"] / 3600
     epochs = record["step"] / record["plan"]["steps_per_epoch"]
     measured = {"hours": hours, "epochs": epochs, "node_hours": hours * choice["nodes"]}
-    return {**choice, "measured": measured, "is_reached": _is_reached(record, options.target)}
+    return {**choice, "measured": measured, "is_reached": _is_reached(record, target)}
 
 
 def _is_reached(record: Mapping[str, Any], target: str) -> bool:
