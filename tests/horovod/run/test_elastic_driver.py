@@ -4,6 +4,9 @@ import math
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from conftest import environment
 from prepared import PYTHON
 
 from tutti.errors import LaunchError
+from tutti.horovod.elastic.membership import Membership
+from tutti.horovod.errors import HorovodInternalError
 from tutti.horovod.run.arguments import ElasticOptions
 from tutti.horovod.run.discovery import cool_down_of, read_script
 from tutti.horovod.run.driver import run_elastic
@@ -21,6 +26,7 @@ from tutti.launch.hosts import Candidate, Host, assign_ranks
 from tutti.ranks.messages import connect, listen
 from tutti.ranks.secret import make_secret
 
+membership = sys.modules[Membership.__module__]  # its package has a function of this name
 TWO = ElasticOptions(np=2, min_np=2, hosts=(Host("localhost", 2),))
 
 
@@ -85,6 +91,41 @@ def test_messages_arrive_as_they_were_sent() -> None:
 
 
 # Hosts.
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkerServer, Membership]]:
+    """A worker, and a driver that leaves its requests to the test."""
+    secret = make_secret()
+    monkeypatch.setenv("TUTTI_SECRET", secret.value.hex())
+    monkeypatch.setattr(membership, "_PING_SECONDS", 0.05)
+    server = WorkerServer(secret)
+    worker = Membership(f"127.0.0.1:{server.start(listen(0, '127.0.0.1'))}", 3)
+    yield server, worker
+    worker._close()
+    server.close()
+
+
+def test_a_worker_waits_for_a_rank_only_as_long_as_the_driver_is_there(
+    waiting: tuple[WorkerServer, Membership], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_SILENT_SECONDS", 0.5)
+    with pytest.raises(HorovodInternalError, match=r"has not answered worker 3 for 0\.5 s: it is stopped, or its host"):
+        waiting[1]._request()
+
+
+def test_a_worker_waits_on_while_the_driver_answers(waiting: tuple[WorkerServer, Membership]) -> None:
+    server, worker = waiting
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(worker._request)
+        pings = 0
+        while pings < 3:
+            number, message = server.next(60.0) or (-1, {"kind": "nothing"})
+            assert message["kind"] != "nothing", "the worker does not ask whether the driver is there"
+            pings += message["kind"] == "ping"
+            server.send([number], "pong")
+        server.send([3], "assignment", **asdict(Assignment(2, 0, 1, 0, 1, 0, 4711, "", False, request=1)))
+        assert (answer.result().generation, answer.result().store_port) == (2, 4711)
 
 
 @pytest.mark.system

@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -21,6 +22,8 @@ from tutti.ranks.secret import find_secret
 LAUNCHER = "the elastic driver"
 DRIVER_ENDED = "The elastic driver has ended; the job cannot continue without it."
 _CONNECT_SECONDS = 60.0
+_PING_SECONDS = 5.0  # between two questions whether the driver is there, while a worker waits for a rank
+_SILENT_SECONDS = 60.0  # in which the driver answers one of them
 _NOTICE_SECONDS = 10.0  # in which the driver knows why a rendezvous failed
 _LAST_SECONDS = 1.0  # for a rendezvous that may have succeeded before a rank was lost
 
@@ -54,6 +57,7 @@ class Membership:
         self._changed = threading.Condition()
         self._answer: Assignment | None = None
         self._driver_ended = False
+        self._heard = time.monotonic()  # when the driver's last message came
         self._lost = Notice("lost")  # of the newest generation that has lost a worker
         self._hosts = Notice("hosts")
         self._channel: HubChannel | None = None
@@ -100,13 +104,20 @@ class Membership:
         return connection
 
     def _request(self) -> Assignment:
-        """Wait for a rank without a deadline: the driver answers when it can, and its end ends the connection."""
+        """Wait for a rank as long as the driver is there: others may train for hours before ranks are given anew."""
         self._requests += 1
         request = RankRequest(self._requests, self.has_state, self._skip_sync)
         self._skip_sync = False
         self._connection.send("request", **asdict(request))
+        self._heard = time.monotonic()
+        while not self._wait_for_answer(_PING_SECONDS):
+            if time.monotonic() - self._heard > _SILENT_SECONDS:
+                raise HorovodInternalError(
+                    f"The elastic driver has not answered worker {self.worker} for {_SILENT_SECONDS:g} s: it is "
+                    "stopped, or its host is unreachable."
+                )
+            self._connection.send("ping")
         with self._changed:
-            self._changed.wait_for(lambda: self._driver_ended or self._is_answered())
             assignment = self._answer if self._is_answered() else None
         if assignment is None:
             raise HorovodInternalError(DRIVER_ENDED)
@@ -118,6 +129,10 @@ class Membership:
                 f"The elastic driver gives no rank to worker {self.worker}: {assignment.refusal}"
             )
         return assignment
+
+    def _wait_for_answer(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._driver_ended or self._is_answered(), seconds)
 
     def _is_answered(self) -> bool:
         return self._answer is not None and self._answer.request == self._requests
@@ -163,6 +178,7 @@ class Membership:
         for message in self._connection.messages():
             kind = message.pop("kind", None)
             with self._changed:
+                self._heard = time.monotonic()
                 if kind == "assignment":
                     self._answer = Assignment(**message)
                 elif kind == "notice":

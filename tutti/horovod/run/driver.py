@@ -227,6 +227,8 @@ class Driver:
     def _read_requests(self) -> None:
         while event := self._server.next(0):
             number, message = event
+            if message["kind"] == "ping":
+                self._server.send([number], "pong")
             if message["kind"] != "request":
                 continue
             for worker in self.workers:

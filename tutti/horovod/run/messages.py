@@ -54,7 +54,7 @@ class Notice:
 class WorkerServer(MessageServer):
     """Admits the workers of a job, which introduce themselves by their numbers."""
 
-    kinds = ("request",)
+    kinds = ("request", "ping")
     keep_alive = False  # the driver sees its workers end
 
     def admit(self, arrival: int, message: dict[str, Any], peer: Peer) -> Event | None:
