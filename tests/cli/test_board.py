@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from conftest import environment
@@ -17,8 +18,9 @@ from rank_jobs import reserved_port
 from run_folders import make_run
 from waiting import wait_for_end, wait_until
 
-from tutti.cli.board import board
+from tutti.cli.board import _wait_for_address, board
 from tutti.errors import FolderError, LaunchError
+from tutti.launch.supervisor import LocalProcess
 from tutti.runs.tensorboard import TensorBoardLog
 
 
@@ -39,6 +41,31 @@ def test_a_dry_run_prints_the_names_and_the_command_and_leaves_nothing(
     assert name == "digits_2026-11-15_101500_n2"
     assert re.search(r" -m tensorboard\.main --logdir \S+/\.board --host localhost --port \d+$", line)
     assert not (tmp_path / ".board").exists()
+
+
+def test_no_port_is_chosen_before_tensorboard_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "digits" / "2026-11-15_101500_n2").tensorboard.mkdir()
+    board(tmp_path, None, dry_run=True)
+    assert capsys.readouterr().out.splitlines()[1].endswith("/.board --host localhost")
+
+
+class FakeProcess:
+    """A TensorBoard that has printed something, and runs or has ended."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_only_tensorboard_itself_says_where_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("NOTE: a note\nTensorBoard 2.20.0 at http://localhost:6007/ (Press CTRL+C to quit)\n")
+    assert _wait_for_address(cast(LocalProcess, FakeProcess(None)), log) == "http://localhost:6007/"
+    log.write_text("ERROR: TensorBoard could not bind to port 6006, it was already in use\n")
+    with pytest.raises(LaunchError, match="did not start: ERROR: TensorBoard could not bind to port 6006, it was"):
+        _wait_for_address(cast(LocalProcess, FakeProcess(1)), log)
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:

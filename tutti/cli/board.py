@@ -1,6 +1,7 @@
 """`tutti board`: TensorBoard on a folder of runs, under names that can be read."""
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -19,7 +20,7 @@ from tutti.errors import FolderError, LaunchError
 from tutti.launch.supervisor import LocalProcess, Stopped, end_processes, stopped_by_signals
 from tutti.runs.listing import FOLDER, find_events, link_events
 
-_FIRST_PORT, _PORTS = 6006, 20
+_ADDRESS = re.compile(r"^TensorBoard \S+ at (http://\S+)", re.MULTILINE)
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 10.0  # between two searches for new runs
 
@@ -37,10 +38,10 @@ def board(
 ) -> None:
     """Open TensorBoard on runs, each under a name made of its recipe, ranks and start; new runs are added."""
     events = _events(folder)
-    port = _free_port() if port is None else _checked_port(port)
     links = folder / FOLDER
-    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(links)]
-    words += ["--host", "localhost", "--port", str(port)]
+    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(links), "--host", "localhost"]
+    # Without a port TensorBoard itself takes a free one: one that was found here could be taken before it starts.
+    words += [] if port is None else ["--port", str(_checked_port(port))]
     if dry_run:
         print("\n".join([*events, shlex.join(words)]))
         return
@@ -49,9 +50,9 @@ def board(
         log = Path(temporary) / "tensorboard.log"
         process = LocalProcess(words, log, os.environ)
         try:
-            _wait_until_it_answers(process, port, log)
+            address = _wait_for_address(process, log)
             shown = units.count(len(events), "run")
-            print(f"{shown} of {folder}: http://localhost:{port}/ (Ctrl-C ends it)", flush=True)
+            print(f"{shown} of {folder}: {address} (Ctrl-C ends it)", flush=True)
             _follow(process, folder, links, log)
         except Stopped as stopped:
             if stopped.number != signal.SIGINT:
@@ -76,14 +77,16 @@ def _link(links: Path, events: dict[str, Path]) -> None:
         raise FolderError(f"{links}: cannot create links to the runs there: {error.strerror or error}.") from error
 
 
-def _wait_until_it_answers(process: LocalProcess, port: int, log: Path) -> None:
+def _wait_for_address(process: LocalProcess, log: Path) -> str:
+    """Return the address that TensorBoard prints once it listens there; another program may answer at a port."""
     deadline = time.monotonic() + _START_SECONDS
-    while not _is_taken(port):
+    while not (found := _ADDRESS.search(log.read_text(errors="replace"))):
         if process.poll() is not None:
             raise LaunchError(f"TensorBoard did not start: {_last_line(log)}")
         if time.monotonic() > deadline:
             raise LaunchError(f"TensorBoard did not answer within {_START_SECONDS:.0f} s: {_last_line(log)}")
         time.sleep(0.1)
+    return found[1]
 
 
 def _follow(process: LocalProcess, out: Path, links: Path, log: Path) -> None:
@@ -110,14 +113,6 @@ def _checked_port(port: int) -> int:
     if _is_taken(port):
         raise LaunchError(f"--port {port} is taken by another program: choose another, or leave --port out.")
     return port
-
-
-def _free_port() -> int:
-    last = _FIRST_PORT + _PORTS - 1
-    for port in range(_FIRST_PORT, last + 1):
-        if not _is_taken(port):
-            return port
-    raise LaunchError(f"the ports {_FIRST_PORT} to {last} are all taken: choose another with --port.")
 
 
 def _is_taken(port: int) -> bool:
