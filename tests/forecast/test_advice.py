@@ -1,15 +1,19 @@
 """Which number of ranks is advised, and what is to be measured next."""
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study_folders import Made, sweep_study
 
-from tutti.errors import TuttiError
+from tutti.errors import Cause, TuttiError
 from tutti.forecast.advice import (
     CHEAPEST,
     FASTEST,
@@ -29,6 +33,7 @@ from tutti.forecast.batches import (
     SweptBatch,
     choose_rate,
     rate_factor,
+    read_sweep,
 )
 from tutti.forecast.curve import MeasuredRun, make_curve
 from tutti.forecast.epochs import believe
@@ -36,7 +41,7 @@ from tutti.forecast.forecast import FittedCurve, fit_curve
 from tutti.forecast.link import given_link
 from tutti.forecast.measuring import measure_next
 from tutti.forecast.population import Fabric
-from tutti.study.definition import Mode
+from tutti.study.definition import Goal, Mode, Point, PointState
 
 NOISE, FIRST = 4096.0, 30.0
 RATE = BaseRate(256, 0.1, "sgd", 0.0)
@@ -293,3 +298,60 @@ def test_what_has_been_measured_is_not_proposed_again() -> None:
 
 FITTED = ideal()
 LEARNING: Learning = learn(RECIPE, swept(), None)
+
+
+def make_sweep(path: Path, made: Callable[[Point], Made], axes: dict[str, list[Any]]) -> Path:
+    """A sweep to a validation accuracy of 0.95, over two ranks and two seeds."""
+    goal = Goal("full", metric="valid_accuracy", target=0.95)
+    return sweep_study(path, made, axes, goal=goal).path
+
+
+def reaching(batch: int, epoch: int, of: int = 30) -> Made:
+    """A run that is at its target from an epoch on, of one step each."""
+    epochs = [{"train_loss": 1.0, "valid_accuracy": 0.96 if each >= epoch else 0.5} for each in range(1, of + 1)]
+    return Made(per_rank_batch=batch // 2, epochs=epochs, windows=of, every_steps=1)
+
+
+def test_the_best_setting_of_each_batch_counts(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        slow = 3 if point.values["optim.lr"] == 0.1 else 0
+        return reaching(point.values["batch.global"], 5 + slow + point.repeat)
+
+    path = make_sweep(tmp_path / "sweep", made, {"batch.global": [64, 256], "optim.lr": [0.1, 0.2]})
+    for config in path.glob("points/*/config.yaml"):
+        config.write_text("optim: {name: lars}\nschedule: {warmup_epochs: 2}\n")
+    found = read_sweep(path)
+    assert [each.global_batch for each in found.batches] == [64, 256]
+    for each in found.batches:
+        assert each.epochs == (6, 7)
+        assert (each.peak_lr, each.warmup_epochs, each.optimizer) == (0.1, 2, "lars")
+        assert (each.runs, each.collapsed) == (4, 0)
+    assert len(found.points()) == 4
+
+
+def test_epochs_count_the_samples_that_they_have(tmp_path: Path) -> None:
+    """An epoch of 100 samples has one batch of 64, and 36 samples that fill no batch."""
+    path = make_sweep(
+        tmp_path / "sweep", lambda point: reaching(point.values["batch.global"], 10), {"batch.global": [64, 96]}
+    )
+    for record in path.glob("points/*/record.json"):
+        content = json.loads(record.read_text())
+        content["plan"]["train_samples"] = 100
+        record.write_text(json.dumps(content))
+    assert [each.median_epochs for each in read_sweep(path).batches] == pytest.approx([6.4, 9.6])
+
+
+def test_batches_that_miss_the_target_or_collapse_are_told_apart(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        batch = point.values["batch.global"]
+        if batch == 1024:
+            failed = PointState("failed", reason="the loss is not finite", attempts=1)
+            return replace(reaching(batch, 1), state=failed, cause=Cause.DIVERGED)
+        return reaching(batch, 99 if batch == 512 else 10)
+
+    found = read_sweep(make_sweep(tmp_path / "sweep", made, {"batch.global": [64, 256, 512, 1024]}))
+    assert [each.is_reached for each in found.batches] == [True, True, False, False]
+    assert found.first_collapsed == 1024
+    assert found.largest_reached.global_batch == 256
+    missed = [each for each in found.points() if not each.is_reached]
+    assert [(each.global_batch, each.epochs) for each in missed] == [(512, 30)]
