@@ -152,6 +152,18 @@ def test_a_recipe_is_written_with_the_line_that_starts_it(call: Call) -> None:
     assert Path("large.yaml").read_text() == before
 
 
+def test_a_recipe_in_a_file_is_extended_from_where_the_new_one_is(call: Call) -> None:
+    Path("recipes").mkdir()
+    Path("recipes/own.yaml").write_text("small: {extends: digits, model: {width: 8}}\n")
+    content = json.loads(Path("study/study.json").read_text()) | {"recipe": "recipes/own.yaml/small"}
+    Path("study/study.json").write_text(json.dumps(content))
+    Path("advice").mkdir()
+    code, _, err = call("study", "--sweep", "sweep", "--write", "advice/new.yaml")
+    assert (code, err) == (0, "")
+    assert "extends: ../recipes/own.yaml/small" in Path("advice/new.yaml").read_text()
+    assert resolve("advice/new.yaml").config.plain()["model"]["width"] == 8
+
+
 def test_overrides_of_the_study_are_part_of_the_recipe(call: Call) -> None:
     content = json.loads(Path("study/study.json").read_text())
     content["overrides"] = ["model.width=16", "batch.global=64", "batch.micro=8"]

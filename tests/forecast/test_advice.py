@@ -355,3 +355,16 @@ def test_batches_that_miss_the_target_or_collapse_are_told_apart(tmp_path: Path)
     assert found.largest_reached.global_batch == 256
     missed = [each for each in found.points() if not each.is_reached]
     assert [(each.global_batch, each.epochs) for each in missed] == [(512, 30)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"overrides": ("model.width=8",)}, {"at_once": 4}, {"recipe": "mnist"}],
+)
+def test_the_speed_of_another_workload_is_not_that_of_the_study(other: dict[str, Any]) -> None:
+    fitted = fit_curve(make_curve([MeasuredRun(1, 1, 1000.0, 64)], "weak"), None, alone=True)
+    sweep = swept((64, 1024))
+    batches = tuple(replace(each, ranks=1, samples_per_second=9000.0) for each in sweep.batches)
+    same, changed = (replace(sweep, batches=batches, **values) for values in ({}, other))
+    assert advise(fitted, RECIPE, learn(RECIPE, same, None), Limits()).choice(KNEE).option.is_swept
+    assert not advise(fitted, RECIPE, learn(RECIPE, changed, None), Limits()).choice(KNEE).option.is_swept

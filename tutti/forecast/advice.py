@@ -178,7 +178,7 @@ def _swept(
     """Other batches on as many ranks as were measured, with the throughput that the sweep has measured there."""
     curve, found = fitted.curve, []
     measured = {each.ranks for each in curve.measurements}
-    for each in learning.sweep.reached if learning.sweep else ():
+    for each in learning.sweep.reached if learning.sweep and learning.sweep.has_speed_of(recipe) else ():
         ranks, speed, batch = each.ranks, each.samples_per_second, each.global_batch
         if ranks in measured and speed and (ranks, batch) not in taken:
             rates = speed * draw_rates(fitted, ranks) / _middle(draw_rates(fitted, ranks))

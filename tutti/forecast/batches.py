@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ BAND = 2.0  # the factor by which a rate may be off
 _WARM_FROM = 4.0  # times the rate of the recipe
 _WARM_SHARE = 0.05  # of the epochs
 _LARGE_RESNET = 8192  # batch from which residual networks need LARS or LAMB
+_TIMED = ("framework", "backend", "data", "model", "precision", "speed", "ddp", "runtime")  # what a step takes
 _LINEAR = ("sgd", "lars")
 
 
@@ -68,6 +70,8 @@ class MeasuredSweep:
     metric: str
     target: float
     batches: tuple[SweptBatch, ...]
+    overrides: tuple[str, ...] = ()
+    at_once: int = 1  # runs at the same time, which were slower than alone
 
     @property
     def reached(self) -> tuple[SweptBatch, ...]:
@@ -82,6 +86,11 @@ class MeasuredSweep:
         """The smallest batch at which every run collapsed, above all that reached the target."""
         above = [each for each in self.batches if each.global_batch > self.largest_reached.global_batch]
         return next((each.global_batch for each in above if each.is_collapsed), None)
+
+    def has_speed_of(self, recipe: "StudiedRecipe") -> bool:
+        """Whether its runs are as fast as those of a study: of the same model and data, and alone on the machine."""
+        mine, theirs = (_that_matter(overrides) for overrides in (self.overrides, recipe.overrides))
+        return self.at_once == 1 and self.recipe == recipe.name and mine == theirs
 
     def points(self) -> list[EpochsPoint]:
         """Every run that reached the target, and the batches at which none did."""
@@ -109,13 +118,20 @@ def read_sweep(path: Path, target: str | None = None) -> MeasuredSweep:
     goal = _goal(definition, ended, target, path)
     found = [_swept(batch, [each for each in ended if each.plan["global_batch"] == batch], goal) for batch in batches]
     assert goal.metric is not None and goal.target is not None
-    sweep = MeasuredSweep(path, definition.recipe, goal.metric, goal.target, tuple(found))
+    sweep = MeasuredSweep(
+        path, definition.recipe, goal.metric, goal.target, tuple(found), definition.overrides, definition.at_once
+    )
     if not sweep.reached:
         raise DataError(
             f"--sweep {path}: no run reaches {goal.metric}={goal.target:g}: expected a target that some reach."
             f"{_reachable(ended, goal.metric)}"
         )
     return sweep
+
+
+def _that_matter(overrides: Sequence[str]) -> set[str]:
+    """The overrides that change how long a sample takes."""
+    return {each for each in overrides if each.partition("=")[0].partition(".")[0] in _TIMED}
 
 
 def parse_target(text: str) -> tuple[str, float]:
@@ -271,10 +287,10 @@ def read_recipe(path: Path, curve: ScalingCurve) -> StudiedRecipe:
 
 
 def recipe_values(
-    recipe: StudiedRecipe, global_batch: int, rate: "ChosenRate", epochs: int, sweep: MeasuredSweep | None
+    recipe: StudiedRecipe, global_batch: int, rate: "ChosenRate", epochs: int, sweep: MeasuredSweep | None, folder: Path
 ) -> dict[str, Any]:
-    """The keys of a recipe that extends that of the study by what was chosen."""
-    name = str(Path(recipe.name).resolve()) if ".y" in recipe.name else recipe.name
+    """The keys of a recipe, in a file of a folder, that extends that of the study by what was chosen."""
+    name = os.path.relpath(recipe.name, folder) if ".y" in recipe.name else recipe.name
     values: dict[str, Any] = {"extends": name}
     chosen = [
         f"batch.global={global_batch}",

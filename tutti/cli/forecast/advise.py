@@ -344,7 +344,7 @@ def _write(path: Path, made: "Advice", recipe: "StudiedRecipe", learning: "Learn
     from tutti.forecast.batches import recipe_values
 
     runs = {
-        each.name: recipe_values(recipe, each.option.global_batch, each.rate, each.epochs, learning.sweep)
+        each.name: recipe_values(recipe, each.option.global_batch, each.rate, each.epochs, learning.sweep, path.parent)
         for each in made.choices
     }
     head = "# Written by tutti advise: the knee, the cheapest and the fastest choice.\n"
