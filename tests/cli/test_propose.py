@@ -168,7 +168,7 @@ def test_the_page_is_filled_in_when_the_runs_exist(quick: Call) -> None:
     assert numbers(quick, *words)["files"][-1] == kept
     text = part(Path(first, "proposal", "proposal.md").read_text(), "Forecast and measurement")
     assert "Over all studies of this project: 1 forecast checked: off by" in text
-    assert f"| {Path(kept).stem} | 16 | 4 |" in text
+    assert f"| [{Path(kept).stem}](../forecasts/{Path(kept).name}) | 16 | 4 |" in text
 
 
 def test_a_number_of_nodes_that_was_measured_is_no_forecast(quick: Call) -> None:

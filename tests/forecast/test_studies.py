@@ -70,6 +70,16 @@ def test_a_study_on_several_nodes_has_a_forecast(tmp_path: Path) -> None:
     assert found.sentences[0].startswith("Forecast of efficiency from measurements on 1, 2, 4 nodes, TCP, with 90%")
 
 
+def test_a_strong_study_is_continued_as_far_as_its_batch_splits(tmp_path: Path) -> None:
+    def run(point: Point) -> Made:
+        return Made(100.0 * point.ranks * (0.9 if point.ranks > 2 else 1.0), per_rank_batch=32 // point.ranks)
+
+    study = read_study(spread(scale_study(tmp_path / "s", run, ranks=(2, 4, 8), mode="strong"), 2))
+    assert [each.ranks for each in forecast_study(study, 0.8, 60).made] == [16, 32]
+    study = read_study(spread(scale_study(tmp_path / "t", run, ranks=(2, 4, 32), mode="strong"), 2))
+    assert "does not split over twice the measured ranks" in forecast_study(study, 0.8, 60).reason
+
+
 def test_a_study_on_one_node_says_what_to_measure(tmp_path: Path) -> None:
     found = forecast_study(scaled(tmp_path / "s", 1, 2, 4, per_node=4), 0.8, 60)
     assert (found.made, found.sentences, found.curve) == ((), (), None)

@@ -155,11 +155,16 @@ def report(
             metavar="RUN",
         ),
     ] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(help="The network between nodes, for the forecast: hpc or tcp.", show_default="as recorded"),
+    ] = None,
 ) -> None:
     """Show a study on one page: conclusions, figures, points and conditions; also as PNG, SVG and CSV."""
+    from tutti.cli.forecast.forecast import read_fabric
     from tutti.report.study.write import write_report
 
-    written = write_report(study, compare, out, collectives)
+    written = write_report(study, compare, out, collectives, read_fabric(fabric))
     for sentence in written.conclusions:
         print(sentence)
     print(f"figures:    {written.pictures}")

@@ -107,17 +107,24 @@ class StudyForecast:
 
 
 def forecast_study(
-    study: MeasuredStudy, threshold: float, measured_steps: int, collectives: Path | None = None
+    study: MeasuredStudy,
+    threshold: float,
+    measured_steps: int,
+    fabric: Fabric | None = None,
+    collectives: Path | None = None,
 ) -> StudyForecast:
     """The forecast for 2, 4, 8 and 16 times the measured ranks; `measured_steps` is the length of a run."""
+    fabric = fabric or study.fabric
     try:
         curve = check_curve(study.runs, study.mode, None, "this study")
         link = measured_link(curve, collectives, study.gradient_bytes) if collectives else None
-        fitted = fit_curve(curve, study.fabric, link)
+        fitted = fit_curve(curve, fabric, link)
     except (DataError, ConfigError) as error:
         return StudyForecast(reason=_one_node(study) or str(error))
     made = more_ranks(fitted, threshold)
-    said = conclude_forecast(fitted, made, threshold, study.fabric, measured_steps)
+    if not made:
+        return StudyForecast(reason="The global batch does not split over twice the measured ranks.")
+    said = conclude_forecast(fitted, made, threshold, fabric, measured_steps)
     return StudyForecast(curve, tuple(made), tuple(said), threshold=threshold)
 
 
@@ -125,6 +132,9 @@ def more_ranks(fitted: FittedCurve, threshold: float, chosen: Forecast | None = 
     """The forecast for 2, 4, 8 and 16 times the measured ranks, and for a chosen number that was not measured."""
     measured = {run.ranks for run in fitted.curve.measurements}
     ranks = {max(measured) * times for times in TIMES} | ({chosen.ranks} if chosen else set()) - measured
+    last = fitted.curve.measurements[-1]
+    if fitted.curve.mode == "strong" and last.per_rank_batch:  # a rank has one sample at least
+        ranks = {each for each in ranks if each <= last.per_rank_batch * last.ranks}
     return forecast(fitted, sorted(ranks), threshold)
 
 
@@ -136,6 +146,7 @@ class ProjectChecks:
     everywhere: tuple[CheckedForecast, ...] = ()  # by the runs of all studies
     record: CheckRecord | None = None  # of everywhere
     notes: tuple[str, ...] = ()  # what could not be read
+    places: Mapping[str, Path] = field(default_factory=dict)  # the studies that keep the forecasts, by digest
 
 
 def check_project(study: MeasuredStudy) -> ProjectChecks:
@@ -143,18 +154,22 @@ def check_project(study: MeasuredStudy) -> ProjectChecks:
     kept: list[KeptForecast] = []
     notes = []
     places = list(_project_studies(study.path))
+    keeps: dict[str, Path] = {}
     for place in places:
         try:
-            kept += read_kept(place)
+            found = read_kept(place)
         except FolderError as error:
             notes.append(str(error))
+            continue
+        kept += found
+        keeps |= {each.digest: place for each in found}
     checked = check_study(kept, study)
     everywhere = list(checked)
     for other in places if kept else ():
         if other.resolve() != study.path.resolve() and _may_check(other, kept):
-            everywhere += [each for found in read_finished([other]) for each in check_study(kept, found)]
+            everywhere += [each for one in read_finished([other]) for each in check_study(kept, one)]
     everywhere.sort(key=lambda each: each.created)
-    return ProjectChecks(tuple(checked), tuple(everywhere), summarise_checks(everywhere), tuple(notes))
+    return ProjectChecks(tuple(checked), tuple(everywhere), summarise_checks(everywhere), tuple(notes), keeps)
 
 
 def check_study(kept: Sequence[KeptForecast], study: MeasuredStudy) -> list[CheckedForecast]:

@@ -9,9 +9,9 @@ from markupsafe import Markup
 from tutti import units
 from tutti.errors import FolderError
 from tutti.forecast.forecast import Forecast
-from tutti.forecast.kept import FOLDER, CheckedForecast, KeptForecast, describe_record
+from tutti.forecast.kept import CheckedForecast, KeptForecast, describe_record
 from tutti.report.study.page import page_template
-from tutti.report.study.tables import Cell, Table, checks_table, link_to
+from tutti.report.study.tables import Cell, Table, checks_table, kept_link
 from tutti.report.style import BLUE, GREY, VERMILION, plt
 from tutti.runs.files import write_durably
 
@@ -32,16 +32,11 @@ def write_checks(
 ) -> Path:
     """Write the page into a folder; `places` are the folders that keep the forecasts, by digest."""
     page = folder / FILE
-
-    def find_link(each: CheckedForecast) -> tuple[str | None, str | None]:
-        runs = link_to(Path(each.measured_in), page) if each.measured_in else None
-        return _kept_link(places, each.digest, page), runs
-
     text = page_template("forecasts.html", _HERE).render(
         folder=str(folder),
         record=describe_record(checked),
         picture=Markup(draw_checks(checked)) if checked else "",
-        checked=checks_table(checked, find_link),
+        checked=checks_table(checked, places, page),
         still_open=_open_table(still_open, places, page),
         rule=_RULE,
     )
@@ -75,11 +70,6 @@ def draw_checks(checked: Sequence[CheckedForecast]) -> str:
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
 
 
-def _kept_link(places: Mapping[str, Path], digest: str, page: Path) -> str | None:
-    place = places.get(digest)
-    return link_to(place / FOLDER / f"{digest[:12]}.json", page) if place else None
-
-
 def _open_table(
     still_open: Sequence[tuple[KeptForecast, Forecast]], places: Mapping[str, Path], page: Path
 ) -> Table | None:
@@ -88,7 +78,7 @@ def _open_table(
     rows = [
         [
             Cell(kept.created[:10]),
-            Cell(kept.digest[:12], link=_kept_link(places, kept.digest, page)),
+            Cell(kept.digest[:12], link=kept_link(places, kept.digest, page)),
             Cell(units.count(made.ranks), is_number=True),
             Cell(units.count(made.nodes), is_number=True),
             Cell(units.interval(units.number, made.samples_per_second, *made.interval90), is_number=True),

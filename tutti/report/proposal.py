@@ -69,7 +69,7 @@ def write_proposal(folder: Path, proposed: ProposedRuns) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         draw_charts(charts, folder / FIGURES)
         sources = Sources()
-        parts = [*_parts(proposed, sources, [(chart.id, chart.caption) for chart in charts])]
+        parts = [*_parts(proposed, sources, page, [(chart.id, chart.caption) for chart in charts])]
         parts.append(_source_part(sources, page))
         title = f"{units.count(proposed.campaign.runs, 'run')} of {main.analysis.definition.recipe}"
         values = {"title": f"{title} on {proposed.site.name}", "parts": parts, "figures": FIGURES}
@@ -132,7 +132,9 @@ def _markdown() -> Environment:
     return Environment(loader=FileSystemLoader(_HERE), undefined=StrictUndefined, trim_blocks=True, finalize=escape)
 
 
-def _parts(proposed: ProposedRuns, sources: Sources, charts: Sequence[tuple[str, str]]) -> list[ProposalPart]:
+def _parts(
+    proposed: ProposedRuns, sources: Sources, page: Path, charts: Sequence[tuple[str, str]]
+) -> list[ProposalPart]:
     main = proposed.studies[0]
     measured = [each for each in charts if each[0] == "throughput"]
     ahead = [each for each in charts if each[0] == "forecast"]
@@ -147,7 +149,7 @@ def _parts(proposed: ProposedRuns, sources: Sources, charts: Sequence[tuple[str,
         ProposalPart("Input and output", tables=[_volumes(proposed, sources)]),
         ProposalPart("What was not measured", items=_not_measured(proposed)),
         _verification(proposed),
-        _checked_part(proposed),
+        _checked_part(proposed, page),
     ]
 
 
@@ -362,10 +364,10 @@ def _project(study: Path) -> str:
     return "" if root == Path("runs") else f" --out {root}"
 
 
-def _checked_part(proposed: ProposedRuns) -> ProposalPart:
+def _checked_part(proposed: ProposedRuns, page: Path) -> ProposalPart:
     checks = proposed.checks
     mine = [each for each in checks.everywhere if each.workload == proposed.studies[0].measured.workload]
-    table = checks_table(mine)
+    table = checks_table(mine, checks.places, page)
     said = ["None of the forecast runs has been measured yet."]
     if checks.everywhere:
         said = [f"Over all studies of this project: {describe_record(checks.everywhere)}"]

@@ -16,6 +16,7 @@ from study_folders import Made, scale_study, spread, sweep_study
 from tutti.errors import Cause, FolderError
 from tutti.forecast.forecast import fit_curve, forecast
 from tutti.forecast.kept import keep
+from tutti.forecast.population import Fabric
 from tutti.forecast.studies import read_study as read_measured
 from tutti.report.study.charts import Chart, ChartAxis, Curve, log_axis
 from tutti.report.study.pictures import draw_charts
@@ -229,6 +230,15 @@ def test_runs_that_were_forecast_are_shown_beside_the_forecast(tmp_path: Path) -
     assert row[2:4] == ["8", "4"]
     assert row[-3:] == ["yes", "yes", "from measurements on 1, 2 nodes, TCP"]
     assert "Over all studies of this project: 1 forecast checked" in text
+    assert f'<a href="../first/forecasts/{digest}.json">{digest}</a>' in text
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_the_network_can_be_given(tmp_path: Path) -> None:
+    path = on_nodes(tmp_path / "s", 1, 2, 4, 8)
+    said = ["\n".join(write_report(path, fabric=fabric).conclusions) for fabric in (None, Fabric.HPC)]
+    assert "on 1, 2, 4 nodes, TCP" in said[0]
+    assert "on 1, 2, 4 nodes, HPC fabric" in said[1]
 
 
 def learned(point: Point) -> Made:

@@ -173,7 +173,7 @@ def _section(study: Study, page: Path) -> StudySection:
         links=links_table(analysis),
         forecast=forecast_table(study.forecast) if study.forecast else None,
         forecast_notes=_forecast_notes(study),
-        checks=checks_table(study.checks.checked),
+        checks=checks_table(study.checks.checked, study.checks.places, page),
         check_notes=_check_notes(study),
         points=points_table(analysis, page),
         facts=facts,

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tutti import units
-from tutti.forecast.kept import CheckedForecast
+from tutti.forecast.kept import FOLDER, CheckedForecast
 from tutti.forecast.planning import chance
 from tutti.forecast.studies import StudyForecast
 from tutti.runs.step_parts import SHARES, StepPart
@@ -39,7 +39,6 @@ class Cell:
         return "number" if self.is_number else "words" if len(self.text) > _LONG_TEXT else ""
 
 
-FindLink = Callable[[CheckedForecast], tuple[str | None, str | None]]
 ShowValue = Callable[[str, Any], Cell]
 
 
@@ -139,21 +138,28 @@ def forecast_table(forecast: StudyForecast) -> Table | None:
     )
 
 
-def checks_table(checked: Sequence[CheckedForecast], find_link: FindLink = lambda _: (None, None)) -> Table | None:
-    """Earlier forecasts beside what was measured; None without any.
+def kept_link(places: Mapping[str, Path], digest: str, page: Path) -> str | None:
+    """The link to a kept forecast; `places` are the folders that keep them, by digest."""
+    place = places.get(digest)
+    return link_to(place / FOLDER / f"{digest[:12]}.json", page) if place else None
 
-    `find_link` gives the links to the kept forecast and to the runs that check it.
-    """
+
+def checks_table(checked: Sequence[CheckedForecast], places: Mapping[str, Path], page: Path) -> Table | None:
+    """Earlier forecasts beside what was measured, with links to both; None without any."""
     if not checked:
         return None
     rows = [
         [
             Cell(f"{each.created[:10]}{', after the run' if each.is_ahead is False else ''}"),
-            Cell(each.digest[:12], link=find_link(each)[0]),
+            Cell(each.digest[:12], link=kept_link(places, each.digest, page)),
             Cell(units.count(each.ranks), is_number=True),
             Cell(units.count(each.nodes), is_number=True),
             Cell(_speeds(each.forecast, *each.interval90), is_number=True),
-            Cell(_speed(each.measured), is_number=True, link=find_link(each)[1]),
+            Cell(
+                _speed(each.measured),
+                is_number=True,
+                link=link_to(Path(each.measured_in), page) if each.measured_in else None,
+            ),
             Cell(f"{each.error:+.1%}", is_number=True),
             Cell("yes" if each.is_inside(each.interval68) else "no"),
             Cell("yes" if each.is_inside(each.interval90) else "no"),

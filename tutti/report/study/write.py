@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tutti.errors import ConfigError, FolderError
 from tutti.forecast.kept import summarise_checks
+from tutti.forecast.population import Fabric
 from tutti.forecast.studies import check_project, forecast_study, measure_study
 from tutti.report.study.charts import Study
 from tutti.report.study.learning_charts import learning_charts
@@ -33,14 +34,18 @@ class StudyReport:
 
 
 def write_report(
-    folder: Path, compare: Path | None = None, out: Path | None = None, collectives: Path | None = None
+    folder: Path,
+    compare: Path | None = None,
+    out: Path | None = None,
+    collectives: Path | None = None,
+    fabric: Fabric | None = None,
 ) -> StudyReport:
     """Writes the report of a study into its folder, or to the file `out` with the pictures beside it."""
     this = read_study(folder, collectives)
     other = read_study(compare, collectives) if compare is not None else None
     folders = [folder, compare] if compare is not None else [folder]
     studies = [
-        _with_forecast(each, path, collectives)
+        _with_forecast(each, path, fabric, collectives)
         for each, path in zip(_named(this, other, folder, compare), folders, strict=True)
     ]
     report = _places(folder, out, conclude(this, other, _ahead(studies[0])))
@@ -74,14 +79,16 @@ def read_study(folder: Path, collectives: Path | None = None) -> Analysis:
     return replace(analysis, links=match_links(collectives, analysis.scaling, outcomes))
 
 
-def _with_forecast(study: Study, folder: Path, collectives: Path | None) -> Study:
+def _with_forecast(study: Study, folder: Path, fabric: Fabric | None, collectives: Path | None) -> Study:
     """Adds the forecast of a scaling study with finished runs, and earlier forecasts that its runs check."""
     definition = study.analysis.definition
     if study.analysis.scaling is None or definition.mode is None:
         return study
     measured = measure_study(folder, definition, [run.outcome for run in study.analysis.runs])
     steps = definition.goal.warmup_steps + (definition.goal.steps or _STEPS)
-    return replace(study, forecast=forecast_study(measured, GOOD, steps, collectives), checks=check_project(measured))
+    return replace(
+        study, forecast=forecast_study(measured, GOOD, steps, fabric, collectives), checks=check_project(measured)
+    )
 
 
 def _ahead(study: Study) -> list[str]:
