@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import measure
-from slow_links import kept_folder
 
 TUTTI = [sys.executable, "-m", "tutti"]
 HEAD = ("choice", "ranks", "batch", "lr", "target", "epochs: advised", "measured", "time: advised", "measured", "cost")
@@ -30,7 +29,7 @@ def main() -> None:
     options = _parse()
     facts = measure.conditions(ranks=max(options.ranks), trials=options.seeds, recipe=options.recipe)
     measure.print_conditions(facts)
-    with kept_folder(options.keep) as folder:
+    with measure.kept_folder(options.keep, "tutti-advice-") as folder:
         study, sweep = _measure(options, folder)
         target = options.target if "=" in options.target else _reached_by_all(sweep, options.target)
         advised = folder / "advised.yaml"

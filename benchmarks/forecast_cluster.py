@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import measure
-from slow_links import REPOSITORY, kept_folder, run_in_allocation
+from slow_links import REPOSITORY, run_in_allocation
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
@@ -121,7 +121,11 @@ def main() -> None:
     facts = measure.conditions(ranks=4, trials=1, steps=options.steps)
     measure.print_conditions(facts)
     rows = []
-    with kept_folder(options.keep) as folder, slurm.running() as cluster, _file_server(cluster):
+    with (
+        measure.kept_folder(options.keep, "tutti-forecast-") as folder,
+        slurm.running() as cluster,
+        _file_server(cluster),
+    ):
         for name in FILES:
             shutil.copy(Path(__file__).with_name(name), folder)
         collectives: dict[int, Path] = {}

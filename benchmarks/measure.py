@@ -44,6 +44,19 @@ def read_images(folder: Path, seed: int) -> tuple[torch.Tensor, torch.Tensor, st
     return torch.from_numpy(read_idx(images, 3)).unsqueeze(1), torch.from_numpy(read_idx(labels, 1)).long(), "MNIST"
 
 
+@contextlib.contextmanager
+def kept_folder(kept: Path | None, prefix: str) -> Iterator[Path]:
+    """Yields the folder of --keep, which must be new or empty, or a temporary one."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield Path(folder)
+        return
+    if kept.exists() and any(kept.iterdir()):
+        sys.exit(f"--keep {kept}: expected a new or empty folder.")
+    kept.mkdir(parents=True, exist_ok=True)
+    yield kept.resolve()
+
+
 def alternating(names: Sequence[str], trials: int) -> Iterator[tuple[int, str]]:
     """Yields trial and contender in the order A B C, C B A, so that a drift of the machine favours none."""
     for trial in range(trials):

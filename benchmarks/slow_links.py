@@ -17,13 +17,11 @@ It needs root and Slurm (apt-get install slurm-wlm munge iproute2), and takes ab
 """
 
 import argparse
-import contextlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +64,7 @@ def main() -> None:
         sys.exit(f"no nodes are available here: {why}")
     facts = measure.conditions(ranks=4, trials=options.repeat, rate=options.rate)
     measure.print_conditions(facts)
-    with kept_folder(options.keep) as folder:
+    with measure.kept_folder(options.keep, "tutti-slow-links-") as folder:
         for path in (RECIPE, MODEL):
             shutil.copy(path, folder)
         with slurm.running(options.rate) as cluster:
@@ -130,19 +128,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the studies and the report in this folder")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table and its conditions to this JSON file")
     return parser.parse_args()
-
-
-@contextlib.contextmanager
-def kept_folder(kept: Path | None) -> Iterator[Path]:
-    """Returns the given empty folder, or a temporary one."""
-    if kept is None:
-        with tempfile.TemporaryDirectory(prefix="tutti-slow-links-") as folder:
-            yield Path(folder)
-        return
-    if kept.exists() and any(kept.iterdir()):
-        sys.exit(f"--keep {kept}: expected a new or empty folder.")
-    kept.mkdir(parents=True, exist_ok=True)
-    yield kept.resolve()
 
 
 def _commands(options: argparse.Namespace) -> list[list[str]]:
