@@ -7,6 +7,8 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from intruder import Intruder
+
 from tutti.ranks.environments import discover, slurm
 from tutti.ranks.placement import Placement
 from tutti.ranks.rendezvous import rendezvous_ports
@@ -52,15 +54,12 @@ def mistakes() -> None:
 
 
 def stranger() -> None:
-    """Sit on the first two ports of this job's first step, once in silence and once as a babbler, until killed."""
+    """Sit on the first two ports of this job's first step, once in silence and once with answers, until killed."""
     placement = slurm.read(os.environ | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"})
     assert placement.key and placement.world_size > 1
     servers = [socket.create_server(("", port)) for port in rendezvous_ports(start_secret(placement))[:2]]
     Path(sys.argv[2]).touch()
-    while True:
-        caller, _ = servers[1].accept()
-        caller.sendall(b"220 mail at your service\r\n")
-        caller.close()
+    Intruder(Path("intruder")).answer_first(servers[1])
 
 
 def _join(placement: Placement, seconds: float) -> dict[str, object]:

@@ -23,7 +23,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parent.parent
 ALLOWED_MISSES = 1  # of the whole table
 TEST_TIMEOUT_SECONDS = 240  # of one test: a fault may make ranks wait for each other
-_LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "runs")
+_LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _ALL_PASSED, _SOME_FAILED, _INTERRUPTED = 0, 1, 2  # exit codes of pytest; the last one also for errors of collection
 _NOT_CAUGHT = "NOT CAUGHT"
@@ -400,6 +400,7 @@ def copied_project() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="strength-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder) / PROJECT.name
         shutil.copytree(PROJECT, copy, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        shutil.rmtree(copy / "runs", ignore_errors=True)  # of this project; tutti/runs is a package
         yield copy
 
 

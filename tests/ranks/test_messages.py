@@ -196,10 +196,16 @@ def test_a_recorded_session_cannot_be_repeated(server: tuple[EchoServer, int]) -
 
 def test_a_changed_message_and_one_that_is_too_long_end_the_connection(server: tuple[EchoServer, int]) -> None:
     found, port = server
-    for spoil in (lambda content: content[:-1] + b"]", lambda _: struct.pack("!I", 1 << 31) + b"x" * 16):
+    for spoil in (
+        lambda content: content.replace(b"once", b"evil"),
+        lambda content: content[:-1] + b"]",
+        lambda _: struct.pack("!I", 1 << 31) + b"x" * 16,
+    ):
         outer, sent, connection = recorded_session(port)
         connection.send("hello", number=4)
+        connection.send("say", text="once")
         assert found.next(30) == (4, {"kind": "hello", "number": 4})
+        assert found.next(30) == (4, {"kind": "say", "text": "once"})
         socket.socket.sendall(outer, spoil(sent[-1]))
         assert found.next(30) == (4, {"kind": "disconnected"})
 
