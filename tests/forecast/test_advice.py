@@ -272,6 +272,7 @@ def test_the_noise_scale_is_measured_next_where_epochs_are_open() -> None:
     option = advise(fitted, RECIPE, learning, Limits()).choice(KNEE).option
     found = measure_next(fitted, Fabric.HPC, RECIPE, learning, option)
     assert found[0].action == "the noise scale in 1 epoch"
+    assert found[0].ranks == 4 * 16  # of a batch beyond those of the study
     assert found[0].after < found[0].before
     known = learn(RECIPE, None, believe(NOISE, 0.8 * NOISE, 1.25 * NOISE))
     actions = [each.action for each in measure_next(fitted, Fabric.HPC, RECIPE, known, option)]

@@ -297,8 +297,8 @@ def _closest(considered: Sequence[RankOption], limits: Limits) -> str:
 
 
 def _choice(name: str, each: RankOption, recipe: StudiedRecipe, learning: Learning, limits: Limits) -> Choice:
-    # A run to a target ends when it is reached: it is planned for what most runs need.
-    planned = math.ceil(np.quantile(each.epochs, 0.84)) if learning.sweep else round(_middle(each.epochs))
+    # A run to a target ends when it is reached: it is planned for the upper end of the interval.
+    planned = math.ceil(np.quantile(each.epochs, 0.95)) if learning.sweep else round(_middle(each.epochs))
     epochs = max(1, planned)
     rate = choose_rate(each.global_batch, epochs, recipe.rate, learning.noise, learning.sweep)
     return Choice(name, each, rate, epochs, tuple(_reasons(name, each, learning, limits, rate)))

@@ -23,6 +23,7 @@ from tutti.forecast.population import Fabric
 STEPS = 120  # of a timed run: 100 after a warm-up
 NOISE_STEPS = 400  # one in ten is measured
 SEEDS = 3
+BEYOND = 4  # times the measured ranks whose hours are asked for where larger batches are open
 _LEAST = 0.95  # of the width that a measurement must leave at most to be named
 _OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of the forecast that stand for what may be measured
 
@@ -55,10 +56,14 @@ def measure_next(
     """The measurements that narrow the hours of an option, the most effective for a node-minute first."""
     open_learning = _opened(learning)
     cheap = make_option(fitted, recipe, learning, _cheapest_ranks(fitted))
+    larger = option
+    if learning.curve is None and fitted.curve.mode == "weak" and known_nodes(fitted) > 1:
+        # Nothing beyond the batches of the study was advised: the question is what a larger one takes.
+        larger = make_option(fitted, recipe, open_learning, BEYOND * fitted.curve.measurements[-1].ranks)
     found = [
         *_more_nodes(fitted, fabric, recipe, open_learning, option, link),
-        *_noise_scale(recipe, open_learning, option, cheap),
-        *_sweep(recipe, open_learning, option, cheap),
+        *_noise_scale(recipe, open_learning, larger, cheap),
+        *_sweep(recipe, open_learning, larger, cheap),
     ]
     return sorted((each for each in found if each.after < _LEAST * each.before), key=lambda each: -each.gain)
 
