@@ -9,6 +9,8 @@ Goal: fitted on the batches up to an eighth of the largest, `E0 (1 + B / B_noise
   answer.
 - Epochs of progress, in which some files count, are shown as they are and as epochs of samples: an epoch of progress at
   batch B has (B_simple + B) / (B_simple + B_first) epochs of samples, by the noise scale measured at B.
+- The prior of a sweep was chosen with these series in view, so the table is no test of it. `--narrow` shows what
+  another prior makes of them.
 - "noise scale": the epochs at the smallest batch and the noise scale measured there, without any other batch.
 
     python benchmarks/forecast_epochs.py --epochs epochs_to_target.json
@@ -72,7 +74,7 @@ def _samples(given: dict[str, Any], first: dict[str, Any]) -> float:
     return (scale + given["batch"]) / (scale + first["batch"])
 
 
-def rows(series: Series) -> Iterator[list[str]]:
+def rows(series: Series, prior: NoiseBelief | None) -> Iterator[list[str]]:
     """What is predicted from the batches up to an eighth, a quarter and a half of the largest."""
     if series.belief:
         first = min(series.points, key=lambda each: each.global_batch)
@@ -85,7 +87,7 @@ def rows(series: Series) -> Iterator[list[str]]:
             continue
         before, name = fitted, f"1/{share} of {series.largest:,.0f}"
         if fitted:
-            yield _row(series, name, fitted, fit_epochs(fitted))
+            yield _row(series, name, fitted, fit_epochs(fitted, prior))
         else:
             yield [series.name, name, "none", *[""] * 6, "no answer"]
 
@@ -114,12 +116,12 @@ def _row(series: Series, name: str, fitted: Sequence[EpochsPoint], curve: Epochs
     ]
 
 
-def details(series: Series, share: int) -> Iterator[list[str]]:
+def details(series: Series, share: int, prior: NoiseBelief | None) -> Iterator[list[str]]:
     """Every predicted point."""
     fitted = [each for each in series.points if each.global_batch <= series.largest / share]
     if series.belief or not fitted:
         return
-    curve = fit_epochs(fitted)
+    curve = fit_epochs(fitted, prior)
     for each in series.points:
         if each.global_batch > series.largest / share:
             middle, low, high = (curve.quantile(each.global_batch, end) for end in (0.5, 0.05, 0.95))
@@ -131,12 +133,14 @@ def details(series: Series, share: int) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=Path, required=True, help="the file of epochs to a target by global batch")
+    parser.add_argument("--narrow", action="store_true", help="with the prior of published critical batches")
     given = parser.parse_args()
+    prior = NoiseBelief() if given.narrow else None
     series = read_series(given.epochs)
-    units.print_table(TITLES, [row for each in series for row in rows(each)], left=TITLES[:3])
+    units.print_table(TITLES, [row for each in series for row in rows(each, prior)], left=TITLES[:3])
     print()
     titles = ("series", "batch", "measured", "predicted", "error", "90% interval")
-    units.print_table(titles, [row for each in series for row in details(each, SHARES[0])])
+    units.print_table(titles, [row for each in series for row in details(each, SHARES[0], prior)])
 
 
 if __name__ == "__main__":

@@ -239,9 +239,8 @@ def _basis(recipe: "StudiedRecipe", learning: "Learning") -> str:
             f"These are hardware numbers only, for as many samples as the recipe's {epochs} have: without "
             "--sweep or --noise nothing is known about what another global batch needs."
         )
-    noise = units.interval(
-        lambda value: units.count(float(f"{value:.3g}")), *(learning.curve.noise_quantile(q) for q in (0.5, 0.05, 0.95))
-    )
+    ends = (learning.curve.noise_quantile(each) for each in (0.5, 0.05, 0.95))
+    noise = units.interval(lambda value: units.count(round(float(f"{value:.3g}"))), *ends)
     if learning.sweep is None:
         at = units.count(learning.given.global_batch)
         source = learning.belief.source if learning.belief else ""
