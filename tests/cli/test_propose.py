@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from study_folders import Made, scale_study, spread, sweep_study
 
 from tutti.cli.main import main
 from tutti.report.proposal import escape_tex
-from tutti.study.definition import Mode, Point, RunFolder
+from tutti.study.definition import Mode, Point, RunFolder, read_definition, write_definition
 
 Call = Callable[..., tuple[int, str, str]]
 CONFIG = """recipe: digits
@@ -130,7 +131,7 @@ def test_every_field_of_a_request_is_on_the_page(quick: Call, tmp_path: Path) ->
     assert "| input: data set | 2 KiB | 2 KiB | data_set |" in volumes
     assert "| output: 3 checkpoints kept | 35.2 KiB | 703 KiB | 11.7 KiB each, estimated" in volumes
     assert "8 nodes: at most 2 nodes were measured." in part(text, "What was not measured")
-    assert "global batch of 1,024: the largest in the study is 256" in part(text, "What was not measured")
+    assert "global batch of 1,024: the largest in the study, for a few steps, is 256." in part(text, "What was not measured")
     plan = part(text, "Verification")
     assert "tutti scale digits batch.per_rank=32 --ranks 32 --mode weak --repeat 3 --on perlmutter" in plan
     assert "--ranks-per-node 4 --account ACCOUNT\ntutti forecast --verify\ntutti propose runs/" in plan
@@ -180,6 +181,50 @@ def test_a_number_of_nodes_that_was_measured_is_no_forecast(quick: Call) -> None
     assert label is not None
     assert f"{label[1]} | [{path}/points/n8-r1]" in part(text, "Sources")
     assert "--verify" not in part(text, "Verification")
+
+
+def swept(recipe: str = "digits") -> str:
+    """A sweep in which twice the batch takes a quarter more epochs to 90 %."""
+
+    def run(point: Point) -> Made:
+        batch = point.values["batch.global"]
+        late = {256: 4, 512: 5, 1024: 6}[batch]
+        epochs = [{"train_loss": 1.0, "valid_accuracy": 0.95 if epoch >= late else 0.5} for epoch in range(1, 9)]
+        return Made(epochs=epochs, per_rank_batch=batch // 2, windows=16)
+
+    folder = sweep_study(Path("sweep"), run, {"batch.global": [256, 512, 1024]})
+    write_definition(folder, replace(read_definition(folder), recipe=recipe))
+    for record in folder.points.glob("*/record.json"):
+        content = json.loads(record.read_text())
+        content["plan"] |= {"train_samples": 10 * content["plan"]["global_batch"]}
+        record.write_text(json.dumps(content))
+    return str(folder.path)
+
+
+def test_a_sweep_says_how_long_a_run_takes(quick: Call) -> None:
+    path, target = study("s", 4, 8), ("--sweep", swept(), "--target", "valid_accuracy=0.9")
+    words = (path, *ASKED, "--fabric", "hpc", "--nodes", "4")
+    told, given = numbers(quick, *words, *target), numbers(quick, *words, "--epochs", "5")
+    assert told["global_batch"] == 512
+    assert told["steps"] == pytest.approx(given["steps"], rel=0.3)
+    spreads = [each["hours_of_a_run"]["q95"] / each["hours_of_a_run"]["q05"] for each in (told, given)]
+    assert spreads[0] > spreads[1]
+    quick(*words, *target)
+    text = Path(path, "proposal", "proposal.md").read_text()
+    assert re.search(
+        r"steps of a run \| .* epochs to valid_accuracy=0.9, by a sweep\) \| \[S\d+\]", part(text, "Workload")
+    )
+    assert "| [sweep](" in part(text, "Sources")
+    assert "converges" not in part(text, "What was not measured")
+    quick(*words[:-1], "16", *target)
+    text = part(Path(path, "proposal", "proposal.md").read_text(), "What was not measured")
+    assert "2,048: the largest with which the sweep reached its target is 1,024." in text
+
+
+def test_a_sweep_of_another_recipe_is_refused(quick: Call) -> None:
+    code, _, err = quick(study("s", 4, 8), *ASKED, "--sweep", swept("mnist"), "--target", "valid_accuracy=0.9")
+    assert code == 2
+    assert "is of mnist: expected a sweep of digits" in err
 
 
 def test_figures_are_drawn_as_png_and_svg(call: Call) -> None:
@@ -235,6 +280,9 @@ def test_the_latex_is_balanced_and_escaped(quick: Call) -> None:
         ([*ASKED, "--nodes", "0"], ["--nodes 0: expected 1 or more"]),
         ([*ASKED, "--epochs", "0"], ["--epochs 0: expected more than 0"]),
         ([*ASKED, "--epochs", "2", "--steps", "3"], ["--epochs and --steps are given", "Leave out --steps"]),
+        ([*ASKED, "--epochs", "2", "--sweep", "x"], ["--epochs and --sweep are given", "Leave out --sweep"]),
+        ([*ASKED, "--target", "valid_accuracy=0.9"], ["--target valid_accuracy=0.9: expected --sweep STUDY"]),
+        ([*ASKED, "--sweep", "nowhere"], ["nowhere holds no study"]),
         ([*ASKED, "--contingency", "15"], ["--contingency 15: expected a share from 0% to 100%"]),
         ([*ASKED, "--contingency", "x%"], ["--contingency x%"]),
         ([*ASKED, "--efficiency", "180%"], ["--efficiency 180%"]),

@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tutti import units
 from tutti.errors import ConfigError
+from tutti.forecast.advice import draw_rates
+from tutti.forecast.batches import MeasuredSweep
 from tutti.forecast.curve import MeasuredRun
+from tutti.forecast.epochs import fit_epochs
 from tutti.forecast.forecast import FAR, SURE, FittedCurve, Forecast, fit_curve, forecast
+from tutti.forecast.laws import Array
 from tutti.forecast.population import Fabric
 from tutti.study.outcome import PointOutcome
 
@@ -153,14 +159,8 @@ class Campaign:
     steps: int
     global_batch: int
     contingency: float  # as a share
+    hours: tuple[float, ...]  # of one run
     is_covered: float  # the probability that the request is enough
-
-    @property
-    def hours(self) -> tuple[float, ...]:
-        """Of one run."""
-        samples = self.steps * self.global_batch
-        speeds = (self.made.interval90[1], self.made.samples_per_second, self.made.interval90[0])
-        return tuple(samples / speed / 3600 for speed in speeds)
 
     @property
     def node_hours(self) -> tuple[float, ...]:
@@ -173,30 +173,49 @@ class Campaign:
         return self.node_hours[1] * (1 + self.contingency)
 
 
-def plan_campaign(fitted: FittedCurve, made: Forecast, runs: int, steps: int, contingency: float) -> Campaign:
-    """What runs on a number of nodes cost, with the probability that the contingency covers a slower step."""
+def batch_on(fitted: FittedCurve, made: Forecast) -> int:
+    """The global batch on the ranks of a forecast; 0 where the records do not hold it."""
     curve = fitted.curve
     last = curve.measurements[-1]
     batch = last.per_rank_batch or 0
     total = round(batch * (made.ranks if curve.mode == "weak" else last.ranks))
-    if total < made.ranks:
+    if 0 < total < made.ranks:
         raise ConfigError(
             f"a global batch of {units.count(total)} does not split over {units.count(made.ranks, 'rank')}: expected "
             "fewer --nodes."
         )
-    slowest = made.samples_per_second / (1 + contingency)
-    covered = fitted.log_time(made.ranks).below(math.log(curve.time_of(made.ranks, slowest)))
-    return Campaign(made, runs, steps, total, contingency, covered)
+    return total
 
 
-def count_steps(made: Forecast, campaign_batch: int, epochs: float, train_samples: int) -> int:
+def plan_campaign(fitted: FittedCurve, made: Forecast, runs: int, steps: int | Array, contingency: float) -> Campaign:
+    """What runs on a number of nodes cost, and the probability that the contingency covers what is uncertain.
+
+    Draws of steps stand for a length of runs that is uncertain itself.
+    """
+    batch = batch_on(fitted, made)
+    hours = steps * batch / draw_rates(fitted, made.ranks) / 3600
+    low, middle, high = (float(each) for each in np.quantile(hours, (0.05, 0.5, 0.95)))
+    covered = float(np.mean(hours <= (1 + contingency) * middle))
+    whole = math.ceil(float(np.median(steps)))
+    return Campaign(made, runs, whole, batch, contingency, (low, middle, high), covered)
+
+
+def count_steps(nodes: int, global_batch: int, epochs: float, train_samples: int) -> int:
     """The steps of a number of epochs with a global batch, which the training set must hold."""
-    if train_samples < campaign_batch:
+    if train_samples < global_batch:
         raise ConfigError(
-            f"a global batch of {units.count(campaign_batch)} on {units.count(made.nodes, 'node')} is larger than the "
+            f"a global batch of {units.count(global_batch)} on {units.count(nodes, 'node')} is larger than the "
             f"{units.count(train_samples)} training samples: expected fewer --nodes, or the --steps of a run."
         )
-    return math.ceil(epochs * (train_samples // campaign_batch))
+    return math.ceil(epochs * (train_samples // global_batch))
+
+
+def sweep_steps(sweep: MeasuredSweep, global_batch: int, train_samples: int) -> tuple[str, Array]:
+    """The epochs to the target of a sweep in words, and draws of the steps that they take with a global batch."""
+    epochs = fit_epochs(sweep.points()).draws(global_batch)
+    low, middle, high = (float(each) for each in np.quantile(epochs, (0.05, 0.5, 0.95)))
+    words = f"{units.interval(units.number, middle, low, high)} epochs to {sweep.metric}={sweep.target:g}, by a sweep"
+    return words, epochs * train_samples / global_batch
 
 
 def checkpoint_size(outcomes: Sequence[PointOutcome], optimizer: str) -> tuple[float, str]:

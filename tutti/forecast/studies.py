@@ -12,6 +12,8 @@ import numpy as np
 from tutti import units
 from tutti.config.recipes import read_yaml
 from tutti.errors import ConfigError, DataError, FolderError, TuttiError
+from tutti.forecast.advice import UNITS
+from tutti.forecast.batches import MeasuredSweep
 from tutti.forecast.curve import MeasuredRun, ScalingCurve
 from tutti.forecast.forecast import FittedCurve, Forecast, fit_curve, forecast
 from tutti.forecast.kept import CheckedForecast, CheckRecord, KeptForecast, check_forecasts, read_kept, summarise_checks
@@ -30,7 +32,6 @@ from tutti.study.outcome import PointOutcome, combined_shares, read_outcomes
 LEAST_WINDOWS = 4  # that tell steady waiting from chance
 STEADY = 0.5  # the interquartile range of waiting, over its median
 TIMES = (2, 4, 8, 16)  # the most measured ranks, in the report of a study
-UNITS = ("node-hours", "gpu-hours")  # of a request
 HPC_INTERFACES = ("hsn", "ib", "ipogif")  # Slingshot, InfiniBand, Aries
 
 
@@ -225,6 +226,7 @@ class ProposedRuns:
     created: str  # when it was made first
     checks: ProjectChecks
     again: str  # the command that writes this page again
+    sweep: MeasuredSweep | None = None  # that has measured how long a run takes
 
     @property
     def is_measured(self) -> bool:

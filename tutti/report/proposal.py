@@ -141,7 +141,7 @@ def _parts(
     return [
         ProposalPart("Request", [request_sentence(proposed)]),
         ProposalPart("Machine and software", tables=[_facts(_machine(proposed), sources, main.first_run)]),
-        ProposalPart("Workload", tables=[_facts(_workload(proposed), sources, main.first_run)]),
+        ProposalPart("Workload", tables=[_workload_table(proposed, sources)]),
         ProposalPart("Measured", tables=_measured_tables(proposed, sources), figures=measured),
         replace(_forecast_part(proposed, sources), figures=ahead),
         ProposalPart("Number of nodes", [proposed.choice.reason]),
@@ -206,6 +206,13 @@ def _workload(proposed: ProposedRuns) -> list[tuple[str, str]]:
 def _facts(facts: Sequence[tuple[str, str]], sources: Sources, run: Path) -> Table:
     rows = [[Cell(name), Cell(value), sources.cell(run)] for name, value in facts if value.strip(", ")]
     return Table("From the record and the recipe of a run.", ("item", "value", "source"), rows)
+
+
+def _workload_table(proposed: ProposedRuns, sources: Sources) -> Table:
+    table = _facts(_workload(proposed), sources, proposed.studies[0].first_run)
+    if proposed.sweep:
+        table.rows[-1][-1] = sources.cell(proposed.sweep.path)
+    return table
 
 
 def _measured_tables(proposed: ProposedRuns, sources: Sources) -> list[Table]:
@@ -319,12 +326,17 @@ def _not_measured(proposed: ProposedRuns) -> list[str]:
         found.append(
             f"Full nodes: the study has {units.count(per_node, 'rank')} on a node, {proposed.site.name} {gpus} GPUs."
         )
-    if campaign.global_batch > largest:
-        found.append(
-            f"Whether training converges with a global batch of {units.count(campaign.global_batch)}: the largest in "
-            f"the study is {units.count(largest)}, for a few steps."
+    if proposed.sweep:
+        largest, where = (
+            proposed.sweep.largest_reached.global_batch,
+            "the largest with which the sweep reached its target",
         )
     else:
+        where = "the largest in the study, for a few steps,"
+    if campaign.global_batch > largest:
+        batch = units.count(campaign.global_batch)
+        found.append(f"Whether training converges with a global batch of {batch}: {where} is {units.count(largest)}.")
+    elif proposed.sweep is None:
         found.append("Convergence: the runs of the study are timed, and not trained to an end.")
     found.append("Job starts, validation and checkpoints: they are not part of the step times.")
     found.append("The file system when all nodes of a job, and several jobs, read and write at once.")

@@ -12,7 +12,8 @@ from tutti.cli.options import examples
 from tutti.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tutti.forecast.forecast import FittedCurve, Forecast
+    from tutti.forecast.batches import MeasuredSweep
+    from tutti.forecast.laws import Array
     from tutti.forecast.studies import ProposedRuns, StudyFacts
 
 app = typer.Typer()
@@ -22,6 +23,7 @@ app = typer.Typer()
     epilog=examples(
         "tutti propose runs/studies/nbody/short/2026-11-15_101500_scale_weak --site perlmutter --runs 20",
         "tutti propose STUDY --more STRONG_STUDY --site polaris --runs 8 --epochs 90 --nodes 16 --contingency 20%",
+        "tutti propose STUDY --sweep SWEEP_STUDY --target valid_accuracy=0.95 --site perlmutter --runs 20",
     )
 )
 def propose(
@@ -35,6 +37,13 @@ def propose(
         float | None, typer.Option(help="The length of a run in epochs.", show_default="as in the recipe")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="The length of a run in steps.")] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="A sweep over batches that has measured how long a run takes.", metavar="STUDY"),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What is to be reached.", metavar="METRIC=NUMBER", show_default="the sweep's")
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option(help="Nodes of a run.", show_default="the most that reach the efficiency")
     ] = None,
@@ -55,12 +64,13 @@ def propose(
     from tutti.cli.forecast.forecast import read_fabric, read_link, read_share
     from tutti.forecast.forecast import fit_curve
     from tutti.forecast.kept import keep, read_created
-    from tutti.forecast.planning import choose_nodes, plan_campaign
+    from tutti.forecast.planning import batch_on, choose_nodes, plan_campaign
     from tutti.forecast.studies import ProposedRuns, StudyForecast, check_project, more_ranks, read_facts
     from tutti.launch.cluster.resources import load_site
     from tutti.report.proposal import write_proposal
 
     _check(runs, epochs, steps, nodes)
+    _check_length(epochs, steps, sweep, target)
     place, share, threshold = load_site(site), _contingency(contingency), read_share(efficiency)
     _check_unit(unit, place.name, place.gpus_per_node)
     studies = [read_facts(each) for each in (study, *(more or ()))]
@@ -71,7 +81,9 @@ def propose(
     known = read_link(curve, link, collectives, None, measured.gradient_bytes)
     fitted = fit_curve(curve, network, known)
     choice = choose_nodes(fitted, threshold, nodes)
-    length, number = _length(studies[0], fitted, choice.chosen, epochs, steps)
+    swept = _read_sweep(sweep, target, studies[0].analysis.definition.recipe)
+    batch = batch_on(fitted, choice.chosen)
+    length, number = _length(studies[0], batch, choice.chosen.nodes, epochs, steps, swept)
     made = more_ranks(fitted, threshold, choice.chosen)
     kept = keep(study, curve, network, known.source if known else None, made, measured.workload)
     proposed = ProposedRuns(
@@ -87,6 +99,7 @@ def propose(
         read_created(kept),
         check_project(measured),
         shlex.join(["tutti", *sys.argv[1:]]),
+        swept,
     )
     written = [*write_proposal(out or study / "proposal", proposed), kept]
     if as_json:
@@ -101,8 +114,26 @@ def _check(runs: int, epochs: float | None, steps: int | None, nodes: int | None
             raise ConfigError(f"{option} {value}: expected 1 or more.")
     if epochs is not None and not 0 < epochs < float("inf"):
         raise ConfigError(f"--epochs {epochs:g}: expected more than 0.")
-    if epochs is not None and steps is not None:
-        raise ConfigError("--epochs and --steps are given: expected one of them. Leave out --steps.")
+
+
+def _check_length(epochs: float | None, steps: int | None, sweep: Path | None, target: str | None) -> None:
+    options = {"--epochs": epochs, "--steps": steps, "--sweep": sweep}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are given: expected one of them. Leave out {given[-1]}.")
+    if target is not None and sweep is None:
+        raise ConfigError(f"--target {target}: expected --sweep STUDY with it, whose runs measure the epochs.")
+
+
+def _read_sweep(path: Path | None, target: str | None, recipe: str) -> "MeasuredSweep | None":
+    from tutti.forecast.batches import read_sweep
+
+    if path is None:
+        return None
+    found = read_sweep(path, target)
+    if found.recipe != recipe:
+        raise ConfigError(f"--sweep {path} is of {found.recipe}: expected a sweep of {recipe}, as the study.")
+    return found
 
 
 def _contingency(text: str) -> float:
@@ -117,7 +148,7 @@ def _contingency(text: str) -> float:
 
 def _check_unit(unit: str, site: str, gpus_per_node: int | None) -> None:
     from tutti.errors import nearest
-    from tutti.forecast.studies import UNITS
+    from tutti.forecast.advice import UNITS
 
     if unit not in UNITS:
         raise ConfigError(f"--unit {unit}: expected {' or '.join(UNITS)}.{nearest(unit, UNITS)}")
@@ -132,23 +163,24 @@ def _check_recipes(studies: "list[StudyFacts]") -> None:
 
 
 def _length(
-    facts: "StudyFacts", fitted: "FittedCurve", chosen: "Forecast", epochs: float | None, steps: int | None
-) -> tuple[str, int]:
-    """The length of a run in words, and its steps."""
+    facts: "StudyFacts", batch: int, nodes: int, epochs: float | None, steps: int | None, sweep: "MeasuredSweep | None"
+) -> "tuple[str, int | Array]":
+    """The length of a run in words, and its steps: draws of them where a sweep has measured how long a run takes."""
     from tutti import units
-    from tutti.forecast.planning import count_steps, plan_campaign
+    from tutti.forecast.planning import count_steps, sweep_steps
 
-    batch = plan_campaign(fitted, chosen, 1, 1, 0.0).global_batch
     samples = facts.plan.get("train_samples")
     if not batch:
         raise ConfigError(f"{facts.measured.path}: the records do not hold the batch. Run the study again.")
     if steps is not None:
         return f"{units.count(steps, 'step')}, as given", steps
+    if sweep is not None and samples:
+        return sweep_steps(sweep, batch, samples)
     asked = epochs if epochs is not None else facts.config.get("epochs")
-    if not asked or not samples:
+    if not samples or not asked:
         raise ConfigError(f"{facts.measured.path}: the length of a run is not known: expected --epochs or --steps.")
     words = f"{units.count(asked, 'epoch')}, {'as given' if epochs is not None else 'as in the recipe'}"
-    return words, count_steps(chosen, batch, asked, samples)
+    return words, count_steps(nodes, batch, asked, samples)
 
 
 def _plain(proposed: "ProposedRuns", written: list[Path]) -> dict:
