@@ -131,7 +131,9 @@ def test_every_field_of_a_request_is_on_the_page(quick: Call, tmp_path: Path) ->
     assert "| input: data set | 2 KiB | 2 KiB | data_set |" in volumes
     assert "| output: 3 checkpoints kept | 35.2 KiB | 703 KiB | 11.7 KiB each, estimated" in volumes
     assert "8 nodes: at most 2 nodes were measured." in part(text, "What was not measured")
-    assert "global batch of 1,024: the largest in the study, for a few steps, is 256." in part(text, "What was not measured")
+    assert "global batch of 1,024: the largest in the study, for a few steps, is 256." in part(
+        text, "What was not measured"
+    )
     plan = part(text, "Verification")
     assert "tutti scale digits batch.per_rank=32 --ranks 32 --mode weak --repeat 3 --on perlmutter" in plan
     assert "--ranks-per-node 4 --account ACCOUNT\ntutti forecast --verify\ntutti propose runs/" in plan

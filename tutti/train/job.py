@@ -143,7 +143,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """Write the means of the window that ends here; every rank enters."""
         self._at(StepPart.LOGGING, self.step)
         count = len(self.learner.names)
-        totals = self._sum_window(self._own_phases())
+        totals = self._sum_window(with_phases=True)
         values = weighted_means(self.learner.names, totals)
         self._check_finite(values["loss"])
         steps = len(self._losses)
@@ -338,10 +338,12 @@ class Job(TrainingProgress, Generic[LearnerType]):
             **({} if self._is_validated else {"unvalidated": True}),
         }
 
-    def _sum_window(self, *more: torch.Tensor) -> list[float]:
-        """The totals of the window, then `more`, over all ranks; the noise scale is written. Every rank enters."""
+    def _sum_window(self, with_phases: bool = False) -> list[float]:
+        """The totals of the window, then its phases, over all ranks; the noise scale is written. Every rank enters."""
+        own = [self.learner.totals()]  # first: a GPU has then done the work that the phases are of
+        own += [self._own_phases()] if with_phases else []
         squares = self._noise.share(self.learner.take_squares()) if self._noise else []
-        own = [self.learner.totals(), *more, torch.tensor(squares, dtype=torch.float64)]
+        own.append(torch.tensor(squares, dtype=torch.float64))
         sums = self.group.sum(torch.cat(own)).tolist()
         if self._noise:
             self._noise.write(sums[len(sums) - len(squares) :])
