@@ -2,8 +2,8 @@
 
 `intruding` starts it as a process of its own. It answers at ports where processes of the job may look for each other,
 and tries every entry of `ATTEMPTS` at every port at which the job listens: those of tutti, of torch's store and
-of Gloo. Not among them is what torch cannot refuse (docs/security.md): changes to its store and connections to Gloo while
-groups are created, a taken port that was given, and relayed connections.
+of Gloo. Not among them is what torch cannot refuse (docs/security.md): changes to its store and connections to Gloo
+while groups are created, a taken port that was given, and relayed connections.
 """
 
 import contextlib

@@ -145,11 +145,22 @@ def test_many_idle_connections_do_not_keep_a_peer_out(
 ) -> None:
     found, port = server
     monkeypatch.setattr(messages, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(messages, "_PROOF_SECONDS", 3600.0)
     idle = [raw(port) for _ in range(100)]
     joined(port)
     assert found.next(30) == (1, {"kind": "hello", "number": 1})
+    assert [each.recv(1) for each in idle[:80]] == [b""] * 80, "the oldest are closed"
     for each in idle:
         each.close()
+
+
+def test_a_connection_that_proves_nothing_is_closed_in_time(
+    server: tuple[EchoServer, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_PROOF_SECONDS", 0.2)
+    with raw(server[1]) as idle:
+        idle.sendall(b"tutti/1\n")
+        assert idle.recv(1) == b""
 
 
 def recorded_session(port: int) -> tuple[socket.socket, list[bytes], Connection]:
