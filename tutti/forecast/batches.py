@@ -19,6 +19,7 @@ from tutti.forecast.curve import ScalingCurve
 from tutti.forecast.epochs import EpochsPoint
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import read_record
+from tutti.study.checking import read_target
 from tutti.study.definition import Definition, Goal, StudyFolder, read_definition
 from tutti.study.outcome import PointOutcome, RunFigures, read_figures, read_outcomes
 
@@ -134,23 +135,11 @@ def _that_matter(overrides: Sequence[str]) -> set[str]:
     return {each for each in overrides if each.partition("=")[0].partition(".")[0] in _TIMED}
 
 
-def parse_target(text: str) -> tuple[str, float]:
-    """Read METRIC=VALUE."""
-    metric, _, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not metric or not math.isfinite(number):
-        raise ConfigError(f"--target {text}: expected METRIC=NUMBER, for example valid_accuracy=0.95.")
-    return metric, number
-
-
 def _goal(definition: Definition, outcomes: Sequence[PointOutcome], target: str | None, path: Path) -> Goal:
     """The target of the sweep, or the one that is given, which the runs must have measured."""
     known = sorted({name for each in outcomes for epoch in each.epochs for name in epoch.metrics})
     if target is not None:
-        metric, value = parse_target(target)
+        metric, value = read_target(target)
         if metric not in known:
             raise ConfigError(
                 f"--target {target}: the runs of {path} measure {', '.join(known) or 'nothing'}, and no {metric!r}."

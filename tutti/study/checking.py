@@ -29,7 +29,7 @@ def read_goal(steps: int | None, warmup: int | None, target: str | None, full: b
     if warmup is not None and (target is not None or full):
         raise ConfigError(f"--warmup {warmup} with {named[0]}: expected --steps, or no goal. Leave out --warmup.")
     if target is not None:
-        metric, value = _read_target(target)
+        metric, value = read_target(target)
         return Goal("target" if timed else "full", metric=metric, target=value)
     if full or (steps is None and not timed):
         return Goal("full")
@@ -95,7 +95,8 @@ def _timed(steps: int, warmup: int) -> Goal:
     return Goal("steps", steps, math.ceil(warmup / window) * window)  # whole windows
 
 
-def _read_target(text: str) -> tuple[str, float]:
+def read_target(text: str) -> tuple[str, float]:
+    """Parses METRIC=NUMBER of --target."""
     metric, _, value = text.partition("=")
     try:
         number = float(value)
