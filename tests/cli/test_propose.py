@@ -307,7 +307,8 @@ def test_bad_input_is_named_with_its_fix(quick: Call, words: list[str], message:
 def test_studies_that_cannot_be_continued_are_refused(quick: Call) -> None:
     code, _, err = quick(study("one", 1, 2, 4), *ASKED)
     assert code == 2
-    assert "everything was measured on one node" in err
+    assert "no forecast can be given. Everything was measured on one node (up to 4 ranks)" in err
+    assert "--link" in err
     linked = numbers(quick, "runs/studies/digits/one", *ASKED, "--link", "200Gbit,3us", "--nodes", "2")
     assert linked["nodes"] == 2
     code, _, err = quick(study("no_length", 4, 8, config="recipe: digits\n"), *ASKED)

@@ -121,7 +121,7 @@ def forecast_study(
         link = measured_link(curve, collectives, study.gradient_bytes) if collectives else None
         fitted = fit_curve(curve, fabric, link)
     except (DataError, ConfigError) as error:
-        return StudyForecast(reason=_one_node(study) or str(error))
+        return StudyForecast(reason=explain_one_node(study) or str(error))
     made = more_ranks(fitted, threshold)
     if not made:
         return StudyForecast(reason="The global batch does not split over twice the measured ranks.")
@@ -269,7 +269,7 @@ def _may_check(path: Path, kept: Sequence[KeptForecast]) -> bool:
     return False
 
 
-def _one_node(study: MeasuredStudy) -> str:
+def explain_one_node(study: MeasuredStudy) -> str:
     """Why a study on one node has no forecast, and what to measure; empty for other studies."""
     if any(run.nodes > 1 for run in study.runs):
         return ""

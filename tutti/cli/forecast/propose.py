@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tutti.cli.options import examples
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from tutti.forecast.batches import MeasuredSweep
@@ -65,7 +65,14 @@ def propose(
     from tutti.forecast.forecast import fit_curve
     from tutti.forecast.kept import keep, read_created
     from tutti.forecast.planning import batch_on, choose_nodes, plan_campaign
-    from tutti.forecast.studies import ProposedRuns, StudyForecast, check_project, more_ranks, read_facts
+    from tutti.forecast.studies import (
+        ProposedRuns,
+        StudyForecast,
+        check_project,
+        explain_one_node,
+        more_ranks,
+        read_facts,
+    )
     from tutti.launch.cluster.resources import load_site
     from tutti.report.proposal import write_proposal
 
@@ -79,6 +86,8 @@ def propose(
     curve = measured.curve(least=1 if link or collectives else 2)
     network = read_fabric(fabric) or measured.fabric
     known = read_link(curve, link, collectives, None, measured.gradient_bytes)
+    if known is None and (reason := explain_one_node(measured)):
+        raise DataError(f"{study}: no forecast can be given. {reason}")
     fitted = fit_curve(curve, network, known)
     choice = choose_nodes(fitted, threshold, nodes)
     swept = _read_sweep(sweep, target, studies[0].analysis.definition.recipe)
