@@ -16,7 +16,7 @@ from waiting import wait_for_end, wait_until
 from tutti.errors import Cause, Interrupted, RankLost
 from tutti.launch import local
 from tutti.launch.local import StopSignals
-from tutti.ranks.failures import Failure
+from tutti.ranks.failures import NOTES_VARIABLE, Failure, name_signal
 from tutti.runs.folder import RunFolder
 
 Sent = list[tuple[set[int], int]]
@@ -53,6 +53,16 @@ def test_a_signal_is_forwarded_once(
     stop(number, None)
     stop(signal.SIGTERM, None)
     assert ranks[1] == [({11, 12}, forwarded)]
+
+
+def test_ranks_name_the_signal_that_their_launcher_got(
+    ranks: tuple[set[int], Sent], stop: StopSignals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NOTES_VARIABLE, str(tmp_path))
+    assert name_signal(signal.SIGTERM) == "SIGTERM"
+    stop(signal.SIGINT, None)
+    assert ranks[1] == [({11, 12}, signal.SIGTERM)]
+    assert (name_signal(signal.SIGTERM), name_signal(signal.SIGUSR1)) == ("SIGINT", "SIGUSR1")
 
 
 def test_a_rank_that_starts_after_the_signal_gets_it_too(ranks: tuple[set[int], Sent], stop: StopSignals) -> None:
@@ -161,9 +171,8 @@ def test_a_signal_to_the_whole_process_group_saves_the_run(launch: Callable[...,
     assert record["state"] == "interrupted"
     assert run.folder is not None
     assert (run.folder / "checkpoints" / "latest").read_text() == f"step-{record['step']:06d}\n"
-    # The launcher forwards SIGINT as SIGTERM, and either may come first.
-    names = "SIGINT|SIGTERM" if number == signal.SIGINT else signal.Signals(number).name
-    said = rf"stopped on ({names}) after step {record['step']:,} of 22,000\. Resume with: tutti train runs/"
+    name = signal.Signals(number).name
+    said = rf"stopped on {name} after step {record['step']:,} of 22,000\. Resume with: tutti train runs/"
     assert re.search(said, run.said()), run.said()
     assert "Traceback" not in run.said()
 

@@ -19,7 +19,7 @@ from tutti.errors import Cause, CheckpointError, FolderError, Interrupted, Launc
 from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.environments import discover
-from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, quote
+from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, name_signal, quote
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned
@@ -171,7 +171,7 @@ def leave(exit_code: int) -> None:
 
 def terminate(number: int, _: Any) -> None:
     """Signal handler that ends the process as Ctrl-C does."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
+    raise KeyboardInterrupt(name_signal(number))
 
 
 def finish(folder: RunFolder, failure: Failure | None) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tutti.errors import Cause, Interrupted, LaunchError, RankLost
 from tutti.ranks.cores import threads_per_rank
-from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, read_notes
+from tutti.ranks.failures import NOTES_VARIABLE, Failure, first_cause, from_exit_code, note_signal, read_notes
 from tutti.ranks.process import FOLDER_VARIABLE, LINE_VARIABLE, end_with_parent, launch_line, name_process, send_signal
 from tutti.runs.folder import RunFolder
 from tutti.runs.record import read_record
@@ -204,6 +204,7 @@ class StopSignals:
             if number == signal.SIGINT:
                 os.write(2, b"\nstopping on SIGINT; a second one ends all ranks at once\n")
             self.first = signal.Signals(number)
+            note_signal(number)
             self._tell_ranks()
             threading.Thread(target=self._follow_start, name="stop at the start", daemon=True).start()
 

@@ -20,6 +20,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.output import last_lines
 
 NOTES_VARIABLE = "TUTTI_FAILURE_NOTES"  # the folder where a rank writes a note of its failure
+_SIGNAL_NOTE = "signal"
 
 # By name, since torch is not imported here: errors of the connections to the store and between ranks.
 _CONNECTION_ERRORS = {"DistNetworkError", "DistStoreError"}
@@ -93,6 +94,21 @@ def leave_note(folder: Path, failure: Failure) -> None:
         aside.replace(note)
     except OSError:
         pass  # the exit code still shows the failure
+
+
+def note_signal(number: int) -> None:
+    """Write down, for the ranks of this launcher, which signal it forwards: they get SIGINT and SIGHUP as SIGTERM."""
+    with contextlib.suppress(OSError, KeyError):
+        (Path(os.environ[NOTES_VARIABLE]) / _SIGNAL_NOTE).write_text(signal.Signals(number).name)
+
+
+def name_signal(number: int) -> str:
+    """Return the name of a signal that this rank got; of one that its launcher forwards, what the launcher got."""
+    with contextlib.suppress(OSError, KeyError):
+        forwarded = (Path(os.environ[NOTES_VARIABLE]) / _SIGNAL_NOTE).read_text()
+        if forwarded and number == signal.SIGTERM:
+            return forwarded
+    return signal.Signals(number).name
 
 
 def read_notes(folder: Path) -> list[Failure]:

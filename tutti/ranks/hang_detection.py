@@ -33,7 +33,7 @@ from tutti.errors import (
     cause_of,
     summarise_error,
 )
-from tutti.ranks.failures import NOTES_VARIABLE, end_rank, is_consequence
+from tutti.ranks.failures import NOTES_VARIABLE, end_rank, is_consequence, name_signal
 from tutti.ranks.hub import Position, allow_seconds, find_missing, stack_of
 from tutti.ranks.hub_client import Handler, HubClient, StopAgreement
 from tutti.ranks.placement import Environment, Placement
@@ -331,7 +331,7 @@ class Monitor:
                 return
             for number in numbers:
                 if number in _SIGNALS:
-                    self._stop_agreement.ask(f"on {signal.Signals(number).name}")
+                    self._stop_agreement.ask(f"on {name_signal(number)}")
                 self._interrupts += number == signal.SIGINT
             if self._interrupts > 1:
                 self._search.end_at_once("ended at once on a second SIGINT")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, Interrupted, TuttiError
+from tutti.ranks.failures import name_signal
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, check_same_code
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
@@ -120,9 +121,8 @@ def _on_signals(handler: Any) -> Iterator[None]:
 
 def _stop_at_start(folder: RunFolder) -> Callable[[int, Any], None]:
     def stop(number: int, _: Any) -> None:
-        name = signal.Signals(number).name
         raise StoppedAtStart(
-            f"stopped on {name} before the first step: there was nothing to save. "
+            f"stopped on {name_signal(number)} before the first step: there was nothing to save. "
             f"Resume with: tutti train {folder.path}"
         )
 
