@@ -96,16 +96,16 @@ class FromCheckpoint(TorchFramework):
             job.learner.update_weights(job.lr)
             job.end_step(loss)
             total, steps = loss.double() + total, steps + 1
-            if job.logs_after(job.step) or job.step * job.plan.global_batch >= self._most_samples:
-                job.log()
             seen = job.step * job.plan.global_batch
             if steps * job.plan.global_batch >= self._window:
                 self.samples.append(seen - steps * job.plan.global_batch // 2)
                 self.losses.append(float(total) / steps)
                 total, steps = torch.zeros(()), 0
-                if self.reached is not None and self.samples[-1] > 1.2 * self.reached:
-                    break
-            if seen >= self._most_samples:
+            is_past = bool(self.samples) and self.samples[-1] > 1.2 * (self.reached or math.inf)
+            ends = is_past or seen >= self._most_samples
+            if ends or job.logs_after(job.step):
+                job.log()
+            if ends:
                 break
         job.finish()
 
