@@ -96,8 +96,13 @@ class NoiseLog:
         self._steps = list(squares)
         return [value / self._plan.world_size for pair in squares.values() for value in pair]
 
-    def write(self, means: Sequence[float]) -> None:
-        """Write an event for each step of `share`; those whose gradient was not finite are left out."""
+    def write(self, sums: list[float]) -> list[float]:
+        """Write an event for each step of `share`, whose means end the sums over ranks; return what is before them.
+
+        Steps whose gradient was not finite are left out.
+        """
+        first = len(sums) - 2 * len(self._steps)
+        means = sums[first:]
         for step, small, whole in zip(self._steps, means[::2], means[1::2], strict=True):
             square, variance = estimate(small, whole, self._small_batch, self._plan.global_batch)
             if not (math.isfinite(square) and math.isfinite(variance)):
@@ -115,6 +120,7 @@ class NoiseLog:
                 batch=self._plan.global_batch,
                 **self._biased,
             )
+        return sums[:first]
 
 
 def _pair(event: Event) -> tuple[float, float]:

@@ -342,12 +342,10 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """The totals of the window, then its phases, over all ranks; the noise scale is written. Every rank enters."""
         own = [self.learner.totals()]  # first: a GPU has then done the work that the phases are of
         own += [self._own_phases()] if with_phases else []
-        squares = self._noise.share(self.learner.take_squares()) if self._noise else []
-        own.append(torch.tensor(squares, dtype=torch.float64))
-        sums = self.group.sum(torch.cat(own)).tolist()
         if self._noise:
-            self._noise.write(sums[len(sums) - len(squares) :])
-        return sums[: len(sums) - len(squares)]
+            own.append(torch.tensor(self._noise.share(self.learner.take_squares()), dtype=torch.float64))
+        sums = self.group.sum(torch.cat(own)).tolist()
+        return self._noise.write(sums) if self._noise else sums
 
     def _own_phases(self) -> torch.Tensor:
         """This rank's seconds by phase since the last log, at its place in a row of zeros; empty if none are kept."""

@@ -227,9 +227,8 @@ class Driver:
     def _read_requests(self) -> None:
         while event := self._server.next(0):
             number, message = event
-            if message["kind"] == "ping":
-                self._server.send([number], "pong")
             if message["kind"] != "request":
+                self._server.send([number] if message["kind"] == "ping" else [], "pong")
                 continue
             for worker in self.workers:
                 if worker.number == number:
