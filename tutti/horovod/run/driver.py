@@ -227,10 +227,9 @@ class Driver:
     def _read_requests(self) -> None:
         while event := self._server.next(0):
             number, message = event
-            if message["kind"] != "request":
-                self._server.send([number] if message["kind"] == "ping" else [], "pong")
-                continue
-            for worker in self.workers:
+            if message["kind"] == "ping":
+                self._server.send([number], "pong")
+            for worker in self.workers if message["kind"] == "request" else ():
                 if worker.number == number:
                     worker.request = message["request"]
                     self._has_state = self._has_state or worker.has_state
