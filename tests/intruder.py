@@ -29,6 +29,7 @@ _NONCE_BYTES = _PROOF_BYTES = 32
 _TAG_BYTES = 16
 _ANSWER_SECONDS = 10.0  # for a server of tutti to close a connection; it does so at once
 _SECONDS = 1.0  # for any other answer
+_BUSY_SECONDS = 30.0  # for a server of tutti on a busy machine to show that it is one
 _STORE_SECONDS = 3.0
 _FLOOD, _HELD, _GUESSES, _RESETS = 300, 60, 20, 20  # connections
 _MOST_BYTES = 1 << 30
@@ -95,11 +96,10 @@ class Intruder:
         """Try everything at every port, the ports at once; what was tried at each."""
         self.recorded = recorded
         tried: dict[int, list[str]] = {port: [] for port in ports}
-        threads = [threading.Thread(target=self._attack, args=(port, tried[port])) for port in ports]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for seconds in (_SECONDS, _BUSY_SECONDS):
+            if not self.ours:
+                _at_once(self._find_out, ((port, seconds) for port in ports))
+        _at_once(self._attack, tried.items())
         return {
             "tried": tried,
             "believed": self.believed,
@@ -113,11 +113,15 @@ class Intruder:
         for connection in self._held:
             connection.close()
 
-    def _attack(self, port: int, tried: list[str]) -> None:
+    def _find_out(self, port: int, seconds: float) -> None:
+        """Note whether a server of tutti answers at a port within some time."""
         with contextlib.suppress(OSError), self.connect(port) as connection:
+            connection.settimeout(seconds)
             connection.sendall(_HELLO + secrets.token_bytes(_NONCE_BYTES))
             if len(connection.recv(256)) == _NONCE_BYTES + _PROOF_BYTES:
                 self.ours.add(port)
+
+    def _attack(self, port: int, tried: list[str]) -> None:
         for name, attempt in ATTEMPTS.items():
             tried.append(name)
             with contextlib.suppress(OSError):
@@ -190,6 +194,14 @@ class Intruder:
                 heard += part
         if len(heard) > allowed:
             self.believed.append(name)
+
+
+def _at_once(work: Callable[..., None], each: Iterable[tuple[Any, ...]]) -> None:
+    threads = [threading.Thread(target=work, args=arguments) for arguments in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 ATTEMPTS: dict[str, Callable[[Intruder, int], None]] = {}
