@@ -8,7 +8,7 @@ import numpy as np
 
 from tutti import units
 from tutti.errors import DataError
-from tutti.forecast.curve import ScalingCurve, levels_of
+from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
 from tutti.forecast.laws import Array
 from tutti.forecast.link import KnownLink, two_node_level
 from tutti.forecast.parts import PartsModel, has_parts
@@ -20,6 +20,7 @@ SMALL_BATCH_SPREAD = 0.05  # for each halving of the per-rank batch below the sm
 UNUSED = "the link is not used: several nodes were measured, without the parts of their steps"
 OUTLIER = 4.0  # deviations from which a measurement is named
 
+OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of what a measurement may show, each as likely as the others
 SURE = 0.84  # from this probability on, efficiency is said to reach a threshold: the 68 % interval excludes it
 TITLES = ("ranks", "nodes", "samples/s", "68% interval", "90% interval", "efficiency", "90% interval ", "extrapolation")
 
@@ -118,6 +119,17 @@ def fit_curve(
     warnings = unused + (_part_warnings(by_parts) if by_parts else _curve_warnings(curve, fabric, levels, parts))
     used = link if by_parts or level else None
     return FittedCurve(curve, levels, parts, _source(curve, fabric, used), warnings, by_parts)
+
+
+def fit_with(
+    fitted: FittedCurve, fabric: Fabric | None, nodes: int, quantile: float, link: KnownLink | None = None
+) -> FittedCurve:
+    """The fit with one more measurement on full nodes, if that shows this quantile of what is forecast."""
+    curve = fitted.curve
+    ranks = nodes * curve.ranks_per_node
+    speed = curve.throughput(ranks, fitted.log_time(ranks).quantile(quantile))
+    run = MeasuredRun(ranks, nodes, speed, curve.first.per_rank_batch)
+    return fit_curve(make_curve([*curve.measurements, run], curve.mode, curve.ranks_per_node), fabric, link)
 
 
 def forecast(fitted: FittedCurve, ranks: Sequence[int], threshold: float | None = None) -> list[Forecast]:

@@ -13,9 +13,8 @@ import numpy as np
 from tutti import units
 from tutti.forecast.advice import Learning, RankOption, draw_rates, known_nodes, make_option
 from tutti.forecast.batches import StudiedRecipe
-from tutti.forecast.curve import MeasuredRun, make_curve
 from tutti.forecast.epochs import EpochsCurve, EpochsPoint, NoiseBelief, believe, fit_epochs
-from tutti.forecast.forecast import FittedCurve, fit_curve
+from tutti.forecast.forecast import OUTCOMES, FittedCurve, fit_with
 from tutti.forecast.laws import Array
 from tutti.forecast.link import KnownLink
 from tutti.forecast.population import Fabric
@@ -25,7 +24,6 @@ NOISE_STEPS = 400  # one in ten is measured
 SEEDS = 3
 BEYOND = 4  # times the measured ranks whose hours are asked for where larger batches are open
 _LEAST = 0.95  # of the width that a measurement must leave at most to be named
-_OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of the forecast that stand for what may be measured
 
 
 @dataclass(frozen=True)
@@ -115,17 +113,14 @@ def _more_nodes(
         return
     # On one node nothing is open about the hours: the question is what several nodes would take.
     asked = ranks if known_nodes(fitted) == 1 else option.ranks
-    predicted = fitted.log_time(ranks)
     before = make_option(fitted, recipe, learning, asked)
 
     def after(quantile: float) -> float:
-        speed = curve.throughput(ranks, predicted.quantile(quantile))
-        run = MeasuredRun(ranks, nodes, speed, curve.first.per_rank_batch)
-        more = fit_curve(make_curve([*curve.measurements, run], curve.mode, curve.ranks_per_node), fabric, link)
+        more = fit_with(fitted, fabric, nodes, quantile, link)
         return _width(before.hours * before.samples_per_second / draw_rates(more, asked))
 
     batch = recipe.fixed_batch * (ranks if curve.mode == "weak" else 1)
-    minutes = STEPS * batch / curve.throughput(ranks, predicted.quantile(0.5)) / 60 * nodes
+    minutes = STEPS * batch / curve.throughput(ranks, fitted.log_time(ranks).quantile(0.5)) / 60 * nodes
     yield NextMeasurement(
         f"{STEPS} steps on {units.count(nodes, 'node')}",
         f"tutti scale {_words(recipe)} --ranks {ranks} --mode {curve.mode} --on {recipe.on or 'slurm'} "
@@ -207,7 +202,7 @@ def _with_epochs(
 
 
 def _mean_width(after: Callable[[float], float]) -> float:
-    return math.exp(float(np.mean([math.log(after(each)) for each in _OUTCOMES])))
+    return math.exp(float(np.mean([math.log(after(each)) for each in OUTCOMES])))
 
 
 def _width(draws: Array) -> float:

@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from tutti import units
 from tutti.errors import ConfigError
 from tutti.forecast.advice import draw_rates
 from tutti.forecast.batches import MeasuredSweep
-from tutti.forecast.curve import MeasuredRun
 from tutti.forecast.epochs import fit_epochs
-from tutti.forecast.forecast import FAR, SURE, FittedCurve, Forecast, fit_curve, forecast
+from tutti.forecast.forecast import FAR, OUTCOMES, SURE, FittedCurve, Forecast, fit_with, forecast
 from tutti.forecast.laws import Array
 from tutti.forecast.population import Fabric
 from tutti.study.outcome import PointOutcome
@@ -25,7 +24,6 @@ MOST_WIDTH = 0.4  # of a 90 % interval of efficiency that a conclusion rests on
 LEAST_GAIN = 0.15  # of the width of an interval: a measurement that narrows it by less is not proposed
 MOST_FILES = 100_000  # that are counted for the size of a data set
 _STATES = {"sgd": 1, "lars": 1}  # values that an optimizer keeps for a parameter; others keep 2
-_OUTCOMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of what a measurement may show, each as likely as the others
 _ENDS = (0.05, 0.95)
 
 
@@ -48,15 +46,10 @@ def expect_measurement(fitted: FittedCurve, fabric: Fabric | None, ranks: int, n
     """What measuring full nodes would do to the interval on a number of ranks: the mean over its likely outcomes."""
     curve = fitted.curve
     more = nodes * curve.ranks_per_node
-    predicted = fitted.log_time(more)
-    speeds = [curve.throughput(more, predicted.quantile(probability)) for probability in _OUTCOMES]
-    widths = []
-    for speed in speeds:
-        runs = (*curve.measurements, MeasuredRun(more, nodes, speed))
-        widths.append(_width(fit_curve(replace(curve, measurements=runs), fabric), ranks))
+    widths = [_width(fit_with(fitted, fabric, nodes, each), ranks) for each in OUTCOMES]
     batch = curve.measurements[-1].per_rank_batch
     total = batch * (more if curve.mode == "weak" else curve.measurements[-1].ranks) if batch else None
-    seconds = total / speeds[len(speeds) // 2] if total else None
+    seconds = total / curve.throughput(more, fitted.log_time(more).quantile(0.5)) if total else None
     return FurtherMeasurement(nodes, more, sum(widths) / len(widths) / _width(fitted, ranks), seconds)
 
 
