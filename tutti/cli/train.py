@@ -23,7 +23,7 @@ from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.runs.record import read_record, state_of
+from tutti.runs.record import SEGMENTS_VARIABLE, count_segments, read_record, state_of
 
 app = typer.Typer()
 
@@ -71,8 +71,9 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     """Train a recipe on a fixed number of ranks."""
     placement = place(ranks)
     make_importable(recipe)
-    folder, checkpoint = None, None
+    folder, checkpoint, seen = None, None, 0
     if (Path(recipe) / "config.yaml").is_file():
+        seen = count_segments(RunFolder(Path(recipe)).record)  # before the checkpoint is chosen
         folder, checkpoint = begun_run(Path(recipe), resume)
         config = resolve(str(folder.config), overrides).config
         if is_finished(folder, checkpoint, config, overrides, ranks or placement.world_size):
@@ -83,6 +84,7 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         config = resolve(recipe, overrides).config
         if resume is not None:
             checkpoint = find_checkpoint(resume, config.out, config.recipe)
+            seen = count_segments(RunFolder(checkpoint.parent.parent).record)
             config = _resumed(recipe, checkpoint, overrides).config
     if ranks is None or ranks == 1 or is_rank(placement):
         _train_as_rank(config, placement, folder or given_folder(), checkpoint, preflight)
@@ -103,6 +105,7 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         write_config(folder, config.as_yaml())
     more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
+    os.environ[SEGMENTS_VARIABLE] = str(seen)
     finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True))
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tutti.errors import Cause, TuttiError, cause_of, summarise_error
+from tutti.errors import Cause, FolderError, TuttiError, cause_of, summarise_error
 from tutti.runs.files import read_json, write_durably
 from tutti.runs.metrics import is_number, read_events
 from tutti.units import is_lower_better
@@ -86,6 +86,23 @@ class Record:
             write_durably(self.path, json.dumps(self.content, indent=2) + "\n")
         except OSError as error:
             print(f"warning: {self.path} was not written: {error.strerror}", file=sys.stderr)
+
+
+SEGMENTS_VARIABLE = "TUTTI_SEGMENTS"  # by the launcher, for its ranks: the segments that the record had when it looked
+
+
+def count_segments(path: Path) -> int:
+    """The number of times that ranks have trained in the folder of a record."""
+    return len((read_record(path) or {}).get("segments") or ())
+
+
+def check_segments(path: Path, expected: int) -> None:
+    """Refuse to train where others have since the checkpoint was chosen; this process must own the folder."""
+    if (found := count_segments(path)) != expected:
+        raise FolderError(
+            f"{path.parent} was trained by other processes after its checkpoint had been looked up: expected "
+            f"{expected} segments in its record, found {found}. Start again with: tutti train {path.parent}"
+        )
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

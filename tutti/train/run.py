@@ -1,5 +1,6 @@
 """One rank of a run, in any framework: join the others, build the job, train, write the record."""
 
+import os
 import platform
 import signal
 import threading
@@ -21,7 +22,7 @@ from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback
-from tutti.runs.record import Record, summarise_epochs
+from tutti.runs.record import SEGMENTS_VARIABLE, Record, check_segments, count_segments, summarise_epochs
 from tutti.train.build import Framework, agreed, build_job
 from tutti.train.job import Job
 
@@ -59,6 +60,8 @@ def run_rank(
     `preflight` examines the ranks before they connect; it is given the store where they have met, if they have.
     """
 
+    seen = _segments_seen(folder, resume)
+
     def check() -> None:
         framework.check(config, placement.world_size)
         if folder is None:
@@ -69,7 +72,7 @@ def run_rank(
         monitor = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
-            with _owned(own, rank.group):
+            with _owned(own, rank.group, seen):
                 job = _run_in(own, is_new, framework, config, rank, monitor, resume)
         finally:
             monitor.close()
@@ -98,11 +101,26 @@ def begin_record(record: Record, config: RunConfig, group: Group, machine: Machi
 
 
 @contextmanager
-def _owned(folder: RunFolder, group: Group) -> Iterator[None]:
-    """Have rank 0 hold the folder, in which no other process may train; every rank enters."""
+def _owned(folder: RunFolder, group: Group, seen: int | None) -> Iterator[None]:
+    """Have rank 0 hold the folder, in which no other process may train, or have trained meanwhile; all ranks enter."""
+
+    def own() -> None:
+        held.enter_context(owned(folder))
+        if seen is not None:
+            check_segments(folder.record, seen)
+
     with ExitStack() as held:
-        agreed(group, lambda: held.enter_context(owned(folder)) if group.is_first else None)
+        agreed(group, lambda: own() if group.is_first else None)
         yield
+
+
+def _segments_seen(folder: RunFolder | None, resume: Path | None) -> int | None:
+    """The segments of the record when the checkpoint was chosen, by the launcher or here; None for a new folder."""
+    place = RunFolder(resume.parent.parent) if resume is not None else folder
+    given = os.environ.get(SEGMENTS_VARIABLE, "")
+    if place is None:
+        return None
+    return int(given) if given.isdecimal() else count_segments(place.record)
 
 
 @contextmanager
