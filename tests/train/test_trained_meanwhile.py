@@ -34,4 +34,6 @@ def test_a_run_that_was_trained_meanwhile_is_not_trained_again_from_its_old_chec
     assert refused.code == 2, refused.all
     assert "was trained by other processes" in refused.err
     assert (folder / "record.json").read_text() == before
+    (folder / ".record.json.2155").write_text("half of a rec")  # as of a rank that was killed
     assert command(*words, cwd=tmp_path).code == 0
+    assert not (folder / ".record.json.2155").exists()

@@ -29,9 +29,9 @@ def write_durably(path: Path, text: str) -> None:
     sync_path(path.parent)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what `write_durably` has left in a folder where its process was killed; no process may write there."""
-    for path in folder.glob(".*.*"):
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what `write_durably` has left of files where its process was killed; no process may write them now."""
+    for path in folder.glob(f".{name}.*"):
         if _ASIDE.fullmatch(path.name) and path.is_file():
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -20,6 +20,7 @@ from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, check_same
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import launch_line
+from tutti.runs.files import remove_unfinished
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback
 from tutti.runs.record import SEGMENTS_VARIABLE, Record, check_segments, count_segments, summarise_epochs
@@ -108,6 +109,7 @@ def _owned(folder: RunFolder, group: Group, seen: int | None) -> Iterator[None]:
         held.enter_context(owned(folder))
         if seen is not None:
             check_segments(folder.record, seen)
+        remove_unfinished(folder.path, folder.record.name)
 
     with ExitStack() as held:
         agreed(group, lambda: own() if group.is_first else None)
