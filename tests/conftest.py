@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,24 @@ def environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launcher)}
     fixed = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "COLUMNS": "200"}
     return kept | prepared.variables() | fixed | more
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call_tutti(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """A command of tutti in this process: its exit code, its output and its errors."""
+    from tutti.cli.main import main
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tutti", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        caught = capsys.readouterr()
+        return int(end.value.code or 0), caught.out, caught.err
+
+    return run
 
 
 def command(*words: str, cwd: Path, **env: str) -> Finished:

@@ -3,18 +3,16 @@
 import json
 import math
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import command
+from conftest import Call, command
 from study_folders import Made, scale_study, sweep_study
 
-from tutti.cli.main import main
 from tutti.config.load import resolve
 from tutti.study.definition import Goal, Point, PointState
 
-Call = Callable[..., tuple[int, str, str]]
 NOISE, FIRST, EPOCHS = 512.0, 4.0, 40
 GOAL = Goal("full", metric="valid_accuracy", target=0.95)
 CHOICES = ("cheapest", "knee", "fastest")
@@ -47,20 +45,13 @@ def make_sweep(path: str, key: str = "batch.global", goal: Goal = GOAL) -> str:
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_tutti: Call) -> Call:
     """The command in this process, in a folder with a study and a sweep."""
     monkeypatch.chdir(tmp_path)
     make_study("study")
     make_sweep("sweep")
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tutti", "advise", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        caught = capsys.readouterr()
-        return int(end.value.code or 0), caught.out, caught.err
-
-    return run
+    return partial(call_tutti, "advise")
 
 
 def test_a_study_and_a_sweep_give_three_choices_and_some_sentences(call: Call) -> None:

@@ -3,37 +3,27 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import command
+from conftest import Call, command
 from run_folders import bench_run, train_run
 from study_folders import Made, scale_study
 
-from tutti.cli.main import main
-
 TABLE = "ranks,nodes,samples_per_second\n1,1,100\n4,1,380\n8,2,740\n16,4,1440\n"
 ONE_NODE = "ranks,nodes,samples_per_second,per_rank_batch\n1,1,100,32\n4,1,380,32\n"
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_tutti: Call) -> Call:
     """The command in this process, in a folder with a table of four nodes and one of one node."""
     monkeypatch.chdir(tmp_path)
     Path("points.csv").write_text(TABLE)
     Path("one.csv").write_text(ONE_NODE)
     Path("from_four.csv").write_text(TABLE.replace("1,1,100\n", ""))
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tutti", "forecast", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        caught = capsys.readouterr()
-        return int(end.value.code or 0), caught.out, caught.err
-
-    return run
+    return partial(call_tutti, "forecast")
 
 
 def test_a_table_is_forecast_on_the_screen(call: Call, tmp_path: Path) -> None:

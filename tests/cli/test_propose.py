@@ -3,20 +3,17 @@
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import command
+from conftest import Call, command
 from study_folders import Made, scale_study, spread, sweep_study
 
-from tutti.cli.main import main
 from tutti.report.proposal import escape_tex
 from tutti.study.definition import Mode, Point, RunFolder, read_definition, write_definition
 
-Call = Callable[..., tuple[int, str, str]]
 CONFIG = """recipe: digits
 data: {name: images, path: data_set}
 model: {name: my_model & 50% more}
@@ -45,17 +42,10 @@ def study(name: str, *ranks: int, slower: float = 1.0, mode: Mode = "weak", conf
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call_tutti: Call) -> Call:
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tutti", "propose", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        caught = capsys.readouterr()
-        return int(end.value.code or 0), caught.out, caught.err
-
-    return run
+    return partial(call_tutti, "propose")
 
 
 @pytest.fixture

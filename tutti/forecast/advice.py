@@ -191,12 +191,12 @@ def _swept(
 
 
 def draw_rates(fitted: FittedCurve, ranks: int) -> Array:
-    """Draws of samples per second; those with one index are as lucky on every number of ranks."""
+    """Draws of samples per second; those with one index are the same quantile on every number of ranks."""
     predicted = fitted.log_time(ranks)
     quantiles = [predicted.quantile(each) for each in _PROBABILITIES]
-    luck = np.random.default_rng(11).permutation((np.arange(DRAWS) + 0.5) / DRAWS)
+    places = np.random.default_rng(11).permutation((np.arange(DRAWS) + 0.5) / DRAWS)
     scale = fitted.curve.throughput(ranks, 0.0)
-    return np.minimum(scale * np.exp(-np.interp(luck, _PROBABILITIES, quantiles)), ranks * fitted.best_rate)
+    return np.minimum(scale * np.exp(-np.interp(places, _PROBABILITIES, quantiles)), ranks * fitted.best_rate)
 
 
 def known_nodes(fitted: FittedCurve) -> int:

@@ -54,8 +54,8 @@ def log_step_time(
     step = np.log(compute + (exchange[:, :, None] * factor)[..., None])
     inside = math.log2(max(min(nodes, measured_nodes), 2) / 2)
     beyond = math.log2(max(nodes, 2) / 2) - inside
-    rub = friction * inside + np.maximum(friction, 0) * beyond
-    return step[:, :, None] + rub[:, None, None]
+    added = friction * inside + np.maximum(friction, 0) * beyond
+    return step[:, :, None] + added[:, None, None]
 
 
 def axis_weights(values: Array) -> Array:

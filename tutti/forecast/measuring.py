@@ -78,7 +78,7 @@ def describe_next(found: Sequence[NextMeasurement], knee_ranks: int) -> str:
     )
     best = min(found, key=lambda each: each.after)
     if best is not first:
-        said += f"\nMore, but dearer: {best.action} ({_show_minutes(best)}), to a factor of {best.after:.2f}."
+        said += f"\nMore, at a higher cost: {best.action} ({_show_minutes(best)}), to a factor of {best.after:.2f}."
     return said
 
 

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from tutti.forecast.measuring import NextMeasurement
 
 app = typer.Typer()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """The advice with all that it was made from, to print."""
+
+    made: "Advice"
+    fitted: "FittedCurve"
+    recipe: "StudiedRecipe"
+    learning: "Learning"
+    limits: "Limits"
+    following: "list[NextMeasurement]"
+
+
 TITLES = ("choice", "nodes", "ranks", "global batch", "lr", "warm-up", "epochs", "time", "90% interval")
 _DURATIONS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
 _RATES = 5  # of the sweep that checks a rate
@@ -94,12 +108,13 @@ def advise(
     fitted = fit_curve(curve, network, known, alone=True)
     made = make_advice(fitted, recipe, learning, limits)
     following = measure_next(fitted, network, recipe, learning, made.choice(KNEE).option, known)
+    answer = _Answer(made, fitted, recipe, learning, limits, following)
     lines = _write(write, made, recipe, learning) if write else []
     if as_json:
-        values = _plain(made, fitted, recipe, learning, limits, following)
+        values = _plain(answer)
         print(json.dumps(values | {"written": lines}, indent=1))
     else:
-        _show(made, fitted, recipe, learning, limits, following)
+        _show(answer)
         print(*lines, sep="\n", end="\n" if lines else "")
 
 
@@ -158,21 +173,15 @@ def _check_new(path: Path | None) -> None:
         raise ConfigError(f"--write {path}: the file exists: expected a new name. Remove it, or choose another.")
 
 
-def _show(
-    made: "Advice",
-    fitted: "FittedCurve",
-    recipe: "StudiedRecipe",
-    learning: "Learning",
-    limits: "Limits",
-    following: "list[NextMeasurement]",
-) -> None:
+def _show(answer: _Answer) -> None:
     from tutti import units
 
+    made, limits = answer.made, answer.limits
     rows = [_row(each, limits.unit) for each in made.choices]
     units.print_table((*TITLES, limits.unit, "90% interval "), rows)
     if made.unmet:
         print(made.unmet)
-    print(*_sentences(made, fitted, recipe, learning, following), sep="\n")
+    print(*_sentences(made, answer.fitted, answer.recipe, answer.learning, answer.following), sep="\n")
 
 
 def _row(choice: "Choice", unit: str) -> list[str]:
@@ -285,18 +294,12 @@ def _rate(knee: "Choice", recipe: "StudiedRecipe", learning: "Learning") -> str:
     )
 
 
-def _plain(
-    made: "Advice",
-    fitted: "FittedCurve",
-    recipe: "StudiedRecipe",
-    learning: "Learning",
-    limits: "Limits",
-    following: "list[NextMeasurement]",
-) -> dict[str, Any]:
-    curve, sweep = learning.curve, learning.sweep
+def _plain(answer: _Answer) -> dict[str, Any]:
+    made, fitted, limits = answer.made, answer.fitted, answer.limits
+    curve, sweep = answer.learning.curve, answer.learning.sweep
     return {
-        "recipe": recipe.name,
-        "overrides": list(recipe.overrides),
+        "recipe": answer.recipe.name,
+        "overrides": list(answer.recipe.overrides),
         "mode": fitted.curve.mode,
         "unit": limits.unit,
         "choices": [_plain_choice(each, limits.unit) for each in made.choices],
@@ -306,7 +309,7 @@ def _plain(
         "target": {sweep.metric: sweep.target} if sweep else None,
         "stopped": made.stopped,
         "unmet": made.unmet,
-        "next": [dataclasses.asdict(each) for each in following],
+        "next": [dataclasses.asdict(each) for each in answer.following],
         "warnings": list(dict.fromkeys((*made.notes, *fitted.warnings))),
     }
 
