@@ -45,7 +45,7 @@ FIXED = {
     Fabric.TCP: Population(
         structures=(0.2, 0.45, 0.35),
         first_jump=Normal(math.log(0.4), 1.2),
-        friction=Normal(0.05, 0.05),
+        friction=Normal(0.07, 0.07),
         two_nodes=Normal(0.4, 0.4),
         within_node=Normal(0.04, 0.1),
         noise=0.07,
@@ -183,14 +183,14 @@ def _first_jump(curves: Sequence[Published], fixed: Population, fixed_curves: fl
 
 
 @cache
-def _fitted(levels: tuple[Level, ...], fabric: Fabric, noise: float) -> Likelihood:
-    return likelihood(levels, fabric, noise)
+def _fitted(levels: tuple[Level, ...], fabric: Fabric, noise: float, ranks_per_node: int) -> Likelihood:
+    return likelihood(levels, fabric, noise, ranks_per_node)
 
 
 def _fits(curves: Sequence[Published], fabric: Fabric, found: Population) -> list[tuple[float, Likelihood]]:
     """The likelihood of every curve of at least three numbers of nodes, with the weight of the curve."""
     return [
-        (weight, _fitted(tuple(levels), fabric, found.noise))
+        (weight, _fitted(tuple(levels), fabric, found.noise, each.curve.ranks_per_node))
         for each, weight in zip(curves, _weights(curves), strict=True)
         if len(levels := levels_of(each.curve, found.within_node)) > 2
     ]
@@ -230,7 +230,8 @@ def _score(curves: Sequence[Published], found: Population) -> float:
         for nodes in FIRST_NODES:
             measured = beyond(each.curve, nodes)
             if measured and (part := up_to(each.curve, nodes)).most_nodes > 1:
-                fit = _fitted(tuple(levels_of(part, found.within_node)), each.fabric or Fabric.TCP, found.noise)
+                levels = tuple(levels_of(part, found.within_node))
+                fit = _fitted(levels, each.fabric or Fabric.TCP, found.noise, part.ranks_per_node)
                 cells, _ = fit.posterior(found)
                 logs = [
                     math.log(predict(fit, cells, found, point.nodes).density_at(_log_time(part, point)) + 1e-9)

@@ -99,3 +99,17 @@ def test_a_table_aligns_words_to_the_left_and_numbers_to_the_right(capsys: pytes
 def test_losses_and_errors_are_better_when_they_are_lower() -> None:
     names = ("valid_loss", "top1_error", "valid_accuracy", "valid_top5")
     assert [units.is_lower_better(name) for name in names] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("40GB", 40 * 10**9), ("24GiB", 24 << 30), ("1.5 gib", 3 << 29), ("512 MB", 512 * 10**6), ("80b", 80)],
+)
+def test_a_size_is_read_with_its_unit(text: str, num_bytes: int) -> None:
+    assert units.parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["40", "GB", "", "-1GB", "40 GBit", "4e3GB", "nan GB"])
+def test_a_size_without_a_number_or_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a number with a unit, such as 40GB or 24GiB"):
+        units.parse_size(text)

@@ -1,10 +1,13 @@
 """Numbers, units, intervals and tables as text: one spelling for each kind of quantity."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 _TIMES = ((3600.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+_SIZE_UNITS = {"b": 1} | {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
+_SIZE_UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
 _BANDWIDTHS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s"), (1.0, "B/s"))
 _MOST_RANGES = 16
 _MOST_NAMES = 8
@@ -41,6 +44,14 @@ def size(num_bytes: float) -> str:
         num_bytes /= 1024
         power += 1
     return f"{number(num_bytes)} {_SIZES[power]}"
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a text such as `40GB` or `24 GiB` stands for; raises ValueError for any other."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", text)
+    if not found or found[2].lower() not in _SIZE_UNITS:
+        raise ValueError(f"{text!r}: expected a number with a unit, such as 40GB or 24GiB.")
+    return int(float(found[1]) * _SIZE_UNITS[found[2].lower()])
 
 
 def bandwidth(bytes_per_second: float) -> str:

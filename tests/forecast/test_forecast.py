@@ -11,8 +11,10 @@ from scaling_curves import flat, logarithmic, ring, weak_curve
 from tutti.errors import DataError
 from tutti.forecast.curve import MeasuredRun, ScalingCurve, levels_of, make_curve
 from tutti.forecast.forecast import Forecast, fit_curve, forecast
+from tutti.forecast.laws import exchange_growth
 from tutti.forecast.link import KnownLink
 from tutti.forecast.population import Fabric, shipped
+from tutti.forecast.posterior import around
 
 FEW = settings(max_examples=15, deadline=None)
 FABRICS = st.sampled_from(list(Fabric))
@@ -104,6 +106,26 @@ def test_one_outlying_measurement_is_passed_over_and_named() -> None:
     made = ask(make_curve(runs, "weak"), 64)[0]
     assert made.samples_per_second == pytest.approx(64 * 32 / ring(0.05)(16), rel=0.08)
     assert any("4 nodes" in warning and "repeat" in warning for warning in made.warnings)
+
+
+def test_the_members_of_a_collective_are_nodes_on_hpc_fabrics_and_ranks_over_tcp() -> None:
+    assert exchange_growth(8, 1) == pytest.approx([1, 1.75, 3])
+    assert exchange_growth(8, 4) == pytest.approx([1, (31 / 32) / (7 / 8), 5 / 3])
+    few, many = (weak_curve(ring(0.5), (1, 2, 4), per_node) for per_node in (1, 8))
+    efficiencies = {
+        fabric: [ask(curve, 16 * curve.ranks_per_node, fabric=fabric)[0].efficiency for curve in (few, many)]
+        for fabric in Fabric
+    }
+    assert efficiencies[Fabric.HPC][0] == pytest.approx(efficiencies[Fabric.HPC][1], rel=1e-6)
+    assert efficiencies[Fabric.TCP][0] < efficiencies[Fabric.TCP][1]
+
+
+def test_another_width_keeps_the_median() -> None:
+    wide = around(0.3, 0.05)
+    narrow = wide.with_width(0.5)
+    assert narrow.quantile(0.5) == pytest.approx(wide.quantile(0.5), abs=1e-9)
+    reach = [each.quantile(0.95) - each.quantile(0.5) for each in (narrow, wide)]
+    assert reach[0] == pytest.approx(0.5 * reach[1])
 
 
 def test_one_node_shows_no_link() -> None:

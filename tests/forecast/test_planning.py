@@ -88,4 +88,6 @@ def test_clear_cases_are_stated_alone() -> None:
 def test_wide_intervals_bear_no_sentence() -> None:
     [cut] = said(0.1, fabric=Fabric.TCP)
     assert "on 8 nodes" not in cut
-    assert said(0.0, 2, fabric=Fabric.TCP) == []
+    found = fitted(0.0, 2, fabric=Fabric.TCP)
+    far = forecast(found, [16 * found.curve.measurements[-1].ranks], 0.8)
+    assert conclude_forecast(found, far, 0.8, Fabric.TCP, measured_steps=120) == []

@@ -76,7 +76,8 @@ class FittedCurve:
         ]
         if len(predicted) > 1:
             return mix(predicted)
-        return predicted[0][1].with_width(self.parts[0][3].width)
+        # The width was learned from forecasts from two nodes or more.
+        return predicted[0][1].with_width(self.parts[0][3].width if self.curve.most_nodes > 1 else 1.0)
 
     def _within_one_node(self, ranks: int) -> Predictive:
         """Interpolated between the measurements of one node, or continued to the full node."""
@@ -147,7 +148,7 @@ def _fit(
     curve: ScalingCurve, fabric: Fabric, population: Population, level: Level | None
 ) -> tuple[Likelihood, Array, Population, float]:
     levels = levels_of(curve, population.within_node)
-    found = likelihood([*levels, level] if level else levels, fabric, population.noise)
+    found = likelihood([*levels, level] if level else levels, fabric, population.noise, curve.ranks_per_node)
     weights, evidence = found.posterior(population)
     return found, weights, population, evidence
 

@@ -5,9 +5,12 @@ The time is relative to the compute of one full node:
     step(k) = [compute + exchange * growth(k)] * exp(friction * log2(k / 2))     on k >= 2 nodes
     step(1) = compute
 
-The exposed exchange grows with the nodes by one of three structures, each 1 on two nodes. On Ethernet, two nodes are a
-case of their own: their exchange is multiplied by a factor that does not hold on three or more. In strong mode the
-compute of a step has a part that does not shrink with the per-rank batch.
+The exposed exchange grows with the members of the collective by one of three structures, each 1 on two nodes. On HPC
+fabrics the members are the nodes, whose ranks reduce among themselves first. Over TCP they are all ranks, so that full
+nodes of many ranks come close to the limit of a ring with few nodes.
+
+On Ethernet, two nodes are a case of their own: their exchange is multiplied by a factor that does not hold on three or
+more. In strong mode the compute of a step has a part that does not shrink with the per-rank batch.
 """
 
 import math
@@ -21,11 +24,12 @@ Array = NDArray[np.floating[Any]]
 STRUCTURES = ("flat", "ring", "log")
 
 
-def exchange_growth(nodes: float) -> Array:
+def exchange_growth(nodes: float, members_per_node: int) -> Array:
     """The exposed exchange on a number of nodes for each structure, as a multiple of that on two nodes."""
     if nodes < 2:
         return np.zeros(len(STRUCTURES))
-    return np.array([1.0, 2 * (nodes - 1) / nodes, math.log2(nodes)])
+    members, fewest = nodes * members_per_node, 2 * members_per_node
+    return np.array([1.0, (1 - 1 / members) / (1 - 1 / fewest), math.log2(members) / math.log2(fewest)])
 
 
 def compute_share(batch_ratio: float, fixed_share: Array) -> Array:
@@ -37,6 +41,7 @@ def log_step_time(
     nodes: float,
     batch_ratio: float,
     measured_nodes: float,
+    members_per_node: int,
     first_jump: Array,
     friction: Array,
     two_nodes: Array,
@@ -49,7 +54,7 @@ def log_step_time(
     measured nodes it counts as none.
     """
     compute = compute_share(batch_ratio, fixed_share)
-    exchange = exchange_growth(nodes)[:, None] * np.expm1(first_jump)
+    exchange = exchange_growth(nodes, members_per_node)[:, None] * np.expm1(first_jump)
     factor = np.exp(two_nodes) if nodes == 2 else np.ones_like(two_nodes)
     step = np.log(compute + (exchange[:, :, None] * factor)[..., None])
     inside = math.log2(max(min(nodes, measured_nodes), 2) / 2)

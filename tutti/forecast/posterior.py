@@ -42,6 +42,7 @@ class Level:
 class ParameterGrid:
     """The values of the parameters."""
 
+    members_per_node: int  # of a collective
     jumps: Array
     frictions: Array
     two_nodes: Array
@@ -50,7 +51,7 @@ class ParameterGrid:
     def log_times(self, nodes: float, batch_ratio: float, measured_nodes: float) -> Array:
         """The log of the step time relative to compute, in every cell."""
         axes = (self.jumps, self.frictions, self.two_nodes, self.fixed_shares)
-        return log_step_time(nodes, batch_ratio, measured_nodes, *axes)
+        return log_step_time(nodes, batch_ratio, measured_nodes, self.members_per_node, *axes)
 
     def log_prior(self, population: Population) -> Array:
         """The log of the prior weight of every cell."""
@@ -115,7 +116,7 @@ class Predictive:
 
     def with_width(self, factor: float) -> "Predictive":
         """The same around its median, wider or narrower by a factor."""
-        middle = self.quantile(0.5)
+        middle = self.quantile(0.5) - _STEP / 2  # of the axis, whose cells end half a step further
         return Predictive(middle + factor * (self.axis - middle), self.density)
 
     def density_at(self, log_time: float) -> float:
@@ -123,9 +124,9 @@ class Predictive:
         return float(np.interp(log_time, self.axis, self.density, left=0.0, right=0.0)) / _STEP
 
 
-def likelihood(levels: Sequence[Level], fabric: Fabric, noise: float) -> Likelihood:
+def likelihood(levels: Sequence[Level], fabric: Fabric, noise: float, ranks_per_node: int) -> Likelihood:
     """Compare the levels of a curve, one for each number of nodes, with every cell of the grid."""
-    grid = _grid(levels, fabric, noise)
+    grid = _grid(levels, fabric, noise, ranks_per_node)
     last = max(level.nodes for level in levels)
     offsets = np.stack([level.log_time - grid.log_times(level.nodes, level.batch_ratio, last) for level in levels])
     deviations = np.array([math.hypot(noise, level.deviation) for level in levels])
@@ -178,20 +179,22 @@ def smoothed(means: Array, weights: Array, scale: float) -> Predictive:
     return Predictive(low + _STEP * np.arange(len(sums)), density / density.sum())
 
 
-def _grid(levels: Sequence[Level], fabric: Fabric, noise: float) -> ParameterGrid:
+def _grid(levels: Sequence[Level], fabric: Fabric, noise: float, ranks_per_node: int) -> ParameterGrid:
     """Coarse everywhere, and fine where the levels place the exchange."""
+    members = ranks_per_node if fabric is Fabric.TCP else 1
     ones = [level.log_time for level in levels if level.nodes == 1]
     base = max(ones) if ones else min(level.log_time for level in levels) - 0.3
     jumps = list(_JUMPS)
     for level in levels:
         if level.nodes > 1:
             exchange = max(math.expm1(level.log_time - base), 2e-3)
-            for growth in exchange_growth(level.nodes):
+            for growth in exchange_growth(level.nodes, members):
                 jumps += list(math.log1p(exchange / growth) + noise * _NEAR)
     axis = np.unique(np.clip(jumps, _JUMPS[0], None))
     axis = axis[np.append(True, np.diff(axis) > 0.15 * noise)]
     strong = len({round(level.batch_ratio, 9) for level in levels}) > 1
     return ParameterGrid(
+        members,
         axis,
         _FRICTIONS,
         _TWO_NODES if fabric is Fabric.TCP else np.zeros(1),
