@@ -43,7 +43,9 @@ from tutti.ranks.process import end_with_parent, name_process
 TORCH = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
     "torch.distributed.launcher.api",
+    "torch.distributed.tensor.parallel",
     "tutti.runs.tensorboard",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",

@@ -105,7 +105,8 @@ def train(values: dict[str, Any], resume: str | None = None, kill_at_step: int |
         job.Job.end_step = end_step_or_die
     config = resolve_values(values)
     outcome = run_rank(TorchFramework(), config, discover(os.environ), resume=Path(resume) if resume else None)
-    weights = torch.cat([value.double().reshape(-1) for value in outcome.model.state_dict().values()])
+    own = [value.to_local() if hasattr(value, "to_local") else value for value in outcome.model.state_dict().values()]
+    weights = torch.cat([value.double().reshape(-1) for value in own])
     return {"folder": outcome.folder.path, "results": outcome.results, "weights": weights.tolist()}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
-from tutti.parallel.ddp import wrap_model
-from tutti.parallel.host_memory import share_memory
+from tutti.parallel.ddp import share_memory, wrap_model
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, join
 
@@ -107,3 +107,14 @@ def swap_with_a_silent_rank(seconds: float, folder: Path) -> None:
             (folder / "0").touch()
     else:  # alive, but never in its backward pass
         _stay_until_others_end(1, folder)
+
+
+def convolutions(batch_norm: bool = False) -> nn.Module:
+    """A network that every layout can hold, flattened after its global mean."""
+    norm = nn.BatchNorm2d(8) if batch_norm else nn.GroupNorm(2, 8)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), norm, nn.ReLU(), nn.Dropout(0.2)),
+        nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(16, 10),
+    )

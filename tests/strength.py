@@ -192,11 +192,11 @@ FAULTS = (
     Fault(
         name="gradients-summed",
         package="parallel",
-        file="parallel/host_memory.py",
+        file="parallel/ddp.py",
         text="return torch.mean(rows, 0, out=",
         replacement="return torch.sum(rows, 0, out=",
         wrong="Gradients that pass through shared memory are summed over ranks instead of averaged.",
-        tests=("parallel/test_host_memory.py",),
+        tests=("parallel/test_ddp.py",),
     ),
     Fault(
         name="statistics-not-reset",

@@ -1,8 +1,10 @@
 """The errors that users see, each with its cause; a message says what was given, what was expected and what to do."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import Any
 
 
 class Cause(StrEnum):
@@ -74,6 +76,13 @@ class DivergedError(TrainingError):
     cause = Cause.DIVERGED
 
 
+class OutOfMemory(TrainingError):
+    """A rank needs more memory than it may use."""
+
+    cause = Cause.OUT_OF_MEMORY
+    record: Any = None  # the path of the run's record, where it has one
+
+
 class DeadlineError(TuttiError):
     """Some ranks did not arrive in time."""
 
@@ -97,6 +106,7 @@ class RankLost(TuttiError):
 
 # By name, since torch and TensorFlow are not imported here.
 _OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
+_ALLOCATORS = ("DefaultCPUAllocator", "std::bad_alloc")
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -107,7 +117,8 @@ def cause_of(error: BaseException) -> Cause:
         return Cause.INTERRUPTED
     is_memory = any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__)
     # torch has no class of its own for memory of the host.
-    is_memory = is_memory or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    is_memory = is_memory or (isinstance(error, RuntimeError) and any(each in str(error) for each in _ALLOCATORS))
+    is_memory = is_memory or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     return Cause.OUT_OF_MEMORY if is_memory else Cause.ERROR
 
 

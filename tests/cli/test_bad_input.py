@@ -1,6 +1,7 @@
 """Bad input: one clear message that names the value, the expectation and the fix, exit code 2, nothing left behind."""
 
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -120,3 +121,58 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_offered(tutti: Tu
     assert_refused(done, f"{bad.name} is damaged: {data.name}", f"--resume {good.relative_to(tmp_path)}")
     offered = done.err.rsplit("--resume ", 1)[1].strip()
     assert tutti("train", "digits/mlp", "--resume", offered, "epochs=3").code == 0
+
+
+CROPS = ("nbody", "data.source=synthetic", "data.box=16", "model.width=4", "model.depth=2", "runtime.device=cpu")
+LAYOUTS = {
+    "a degree that divides no ranks": (("digits", "-n", "2", "parallel.space=3"), "expected a multiple of 3 ranks"),
+    "no part": (
+        ("digits", "-n", "2", "parallel.space=0"),
+        "parallel.space=0 (command line): expected a number of parts",
+    ),
+    "negative stages": (("digits", "-n", "2", "parallel.stages=-1"), "parallel.stages=-1 (command line)"),
+    "a model that needs the whole sample": (("digits", "-n", "2", "parallel.space=2"), "flatten in features.5 Flatten"),
+    "images of odd size": (
+        ("digits", "-n", "2", "data.name=synthetic", "data.shape=[1,9,9]", "parallel.space=2"),
+        "9 cells do not split into 2 equal parts",
+    ),
+    "crops too small": (
+        (*CROPS, "-n", "4", "data.crop=4", "batch.global=4", "parallel.space=4"),
+        "since its parts are too small",
+    ),
+    "a model without names": (("digits", "-n", "2", "parallel.stages=2"), "expected a model that names its parts"),
+    "more stages than layers": (
+        (
+            *CROPS,
+            "-n",
+            "4",
+            "data.crop=16",
+            "batch.global=16",
+            "batch.micro=1",
+            "parallel.stages=4",
+            "parallel.schedule=interleaved",
+        ),
+        "8 parts with parallel.schedule=interleaved: UNet3d has 4 modules with weights to train",
+    ),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_that_cannot_be_leaves_nothing_behind(tutti: Tutti, tmp_path: Path, name: str) -> None:
+    words, message = LAYOUTS[name]
+    assert_refused(tutti("train", *words), message)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.ranks
+def test_a_checkpoint_of_another_model_is_refused_in_stages_too(tutti: Tutti, tmp_path: Path) -> None:
+    words = ("text", "data.characters=20000", "model.width=32", "model.depth=2", "log.tensorboard=false", "max_steps=2")
+    done = tutti("train", *words, "checkpoint.every_steps=2", "schedule.warmup_steps=0")
+    assert done.code == 0, done.all
+    record = next(tmp_path.rglob("record.json"))
+    before = json.loads(record.read_text())
+    for layout in ("parallel.stages=2", "parallel.shard=all"):
+        done = tutti("train", "text", "-n", "2", "--resume", "latest", layout, "model.width=64", "max_steps=4")
+        assert_refused(done, "is of another model: ")
+    assert json.loads(record.read_text())["step"] == before["step"]

@@ -136,7 +136,9 @@ def test_the_table_of_runs_has_batch_and_time_and_can_be_sorted(
         folders("acuracy")
     list_runs(None, tmp_path / "runs")
     title, row, _ = capsys.readouterr().out.splitlines()
-    assert " ".join(title.split()) == "recipe state ranks epochs metrics samples/s batch time run folder"
+    assert (
+        " ".join(title.split()) == "recipe state ranks epochs metrics samples/s batch time memory predicted run folder"
+    )
     assert re.search(r" 128 +64 +8\.50 s  ", row)
 
 

@@ -128,6 +128,10 @@ def test_a_dry_run_shows_the_script_and_leaves_nothing(tutti: Tutti, tmp_path: P
         (["--on", "slurm", "--time", "2h"], ["--time 2h", "for example 30, 30:00, 2:00:00 or 1-12:00:00"]),
         (["--on", "slurm", "--nodes", "0"], ["--nodes 0: expected 1 or more"]),
         (["--on", "slurm", "--nodes", "3"], ["does not split over 3 rank(s)"]),
+        (
+            ["--on", "slurm", "--nodes", "2", "--ranks-per-node", "3", "parallel.tensor=2"],
+            ["parallel.tensor=2 with 3 ranks on a host: expected a divisor of 3"],
+        ),
         (["--on", "slurm", "optim.lrr=1"], ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
         (["--on", "slurm", "--max-requeues", "-1"], ["--max-requeues -1: expected 0 or more"]),
         (["--on", "polaris"], ["polaris charges jobs to an account", "expected --account NAME"]),

@@ -16,7 +16,7 @@ from tutti.runs.folder import RunFolder, write_config
 
 MODELS = (
     "mlp, small_cnn, mnist_torch, mnist_keras, cnn, alexnet_small, cifar_fast, resnet_small, resnet18, resnet34, "
-    "resnet50, unet3d"
+    "resnet50, unet3d, gpt, vit"
 )
 
 RUNS = """\
@@ -335,7 +335,7 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ),
         (
             "data.name=digit",
-            "data.name='digit' (command line): expected one of digits, synthetic, mnist, cifar10, images, nbody, "
+            "data.name='digit' (command line): expected one of digits, synthetic, mnist, cifar10, images, nbody, text, "
             "or module:object. Did you mean 'digits'?",
         ),
         (

@@ -85,13 +85,15 @@ def test_every_built_in_part_is_chosen_by_its_name(section: str, part: type[part
         ("model", {"name": "cifar_fast", "widths": [4, 8, 8], "views": 2}, "tutti.models.cifar_fast:CifarFast"),
         ("model", {"name": "resnet_small"}, "tutti.models.resnet:ResNetSmall"),
         ("model", {"name": "resnet18", "stem": "small"}, "tutti.models.resnet:ResNet"),
+        ("model", {"name": "vit", "width": 8, "heads": 2, "depth": 1}, "tutti.models.transformer:ViT"),
+        ("data", {"name": "text", "characters": 2000}, "tutti.data.text:TextWindows"),
         ("data", {"name": "nbody", "source": "synthetic", "box": 16, "crop": 8}, "tutti.data.nbody.dataset:NbodyCrops"),
         ("data", {"name": "synthetic", "shape": [2], "train": 6}, "tutti.data.dataset:ArrayDataset"),
         ("data", {"name": "digits", "shift": 1}, "tutti.data.dataset:ArrayDataset"),
         ("optim", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}, "torch.optim:SGD"),
         ("optim", {"name": "adam", "lr": 0.1}, "torch.optim:Adam"),
         ("optim", {"name": "adamw", "lr": 0.1}, "torch.optim:AdamW"),
-        ("loss", {"name": "cross_entropy", "label_smoothing": 0.1}, "torch.nn:CrossEntropyLoss"),
+        ("loss", {"name": "cross_entropy", "label_smoothing": 0.1}, "tutti.train.metrics:CrossEntropy"),
         ("loss", {"name": "mse"}, "torch.nn:MSELoss"),
         ("loss", {"name": "l1"}, "tutti.train.metrics:L1Loss"),
     ],
@@ -103,7 +105,12 @@ def test_a_built_in_part_is_built_from_a_recipe(section: str, options: dict[str,
 
 def test_a_dataset_promises_the_training_samples_that_it_has() -> None:
     boxes = parts.NbodyOptions(source="synthetic", box=16, crop=8, train_samples=7)
-    for part in (parts.DigitsOptions(), parts.SyntheticOptions(shape=(2,), train=6), boxes):
+    for part in (
+        parts.DigitsOptions(),
+        parts.SyntheticOptions(shape=(2,), train=6),
+        parts.TextOptions(context=7),
+        boxes,
+    ):
         assert part.train_samples() == len(build(part, "data"))
     assert parts.UserDatasetOptions(name="a:b").train_samples() is None
 

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_config import small_config
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule, scale_factor
@@ -26,7 +27,7 @@ repeatable = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def plan(global_batch: int, max_steps: int | None = None) -> Plan:
-    return Plan(1, global_batch, global_batch, global_batch, STEPS_PER_EPOCH * global_batch, EPOCHS, max_steps)
+    return Plan(Layout(1), global_batch, global_batch, global_batch, STEPS_PER_EPOCH * global_batch, EPOCHS, max_steps)
 
 
 def config(lr: float, base_batch: int | None, **keys: Any) -> RunConfig:
@@ -172,5 +173,5 @@ def test_values_of_any_size_give_finite_rates_or_are_refused(
 
 
 def test_a_run_of_very_many_epochs_has_a_schedule() -> None:
-    made = make_schedule(config(0.1, None, decay="constant"), Plan(1, 8, 8, 8, 80, 10**400))
+    made = make_schedule(config(0.1, None, decay="constant"), Plan(Layout(1), 8, 8, 8, 80, 10**400))
     assert made.lr_at(0) == made.lr_at(10**12) == 0.1

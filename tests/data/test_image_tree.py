@@ -13,6 +13,7 @@ from conftest import Tutti
 from PIL import Image
 from rank_jobs import run_ranks, train
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.image_tree import MEAN, STD, centre_view, crop_view, decode_view, image_tree, shift_view
 from tutti.data.loader import Loader, evaluation_batches
@@ -36,7 +37,7 @@ def opened(split: str, tree: Path, **options: Any) -> Any:
 
 
 def steps(dataset: Any, workers: int, ranks: int = 1, rank: int = 0, epochs: int = 2) -> torch.Tensor:
-    plan = Plan(ranks, 4, 4 // ranks, 4 // ranks, len(dataset), epochs)
+    plan = Plan(Layout(ranks), 4, 4 // ranks, 4 // ranks, len(dataset), epochs)
     batches = Loader(dataset, plan, SampleOrder(plan, SEED), rank, CPU, workers, prefetch=0).steps(0)
     return torch.stack([batch.micro_batches[0][0] for batch in batches])
 
@@ -317,7 +318,7 @@ def test_in_training_the_next_image_of_the_class_stands_in(tree: Path, workers: 
         assert torch.equal(found[0], good[other]) and found[1] == index // TRAIN
     plain.skipped.clear()
     batches = steps(plain, workers, epochs=1)
-    ids = SampleOrder(Plan(1, 4, 4, 4, 12, 1), SEED)
+    ids = SampleOrder(Plan(Layout(1), 4, 4, 4, 12, 1), SEED)
     expected = [good[stand_ins.get(int(i), int(i))] for step in range(3) for i in ids.global_ids(step)]
     assert torch.equal(batches.flatten(0, 1), plain.finish(torch.stack(expected)))
     assert sorted(set(plain.skipped)) == spoiled

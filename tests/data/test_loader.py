@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset
 from tutti.data.loader import Loader, RankBatch, check_workers, evaluation_batches, to_device
@@ -92,7 +93,7 @@ class Gappy(Chances):
 
 
 def plan(ranks: int = 1, micro: int | None = None, epochs: int = 2) -> Plan:
-    return Plan(ranks, 12, 12 // ranks, micro or 12 // ranks, SAMPLES, epochs)
+    return Plan(Layout(ranks), 12, 12 // ranks, micro or 12 // ranks, SAMPLES, epochs)
 
 
 def steps(

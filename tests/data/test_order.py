@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.order import SampleOrder, evaluation_ids, permutation
 
 
 def plan(ranks: int, global_batch: int = 12, samples: int = 50, epochs: int = 3) -> Plan:
     per_rank = global_batch // ranks
-    return Plan(ranks, global_batch, per_rank, per_rank, samples, epochs)
+    return Plan(Layout(ranks), global_batch, per_rank, per_rank, samples, epochs)
 
 
 def test_an_epoch_is_a_permutation_of_all_samples() -> None:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.order import Draws, SampleOrder, evaluation_ids, permutation
 
@@ -18,7 +19,7 @@ repeatable = settings(max_examples=60, deadline=None, derandomize=True)
 
 def plan(ranks: int, global_batch: int, samples: int, micro: int | None = None, epochs: int = 3) -> Plan:
     per_rank = global_batch // ranks
-    return Plan(ranks, global_batch, per_rank, micro or per_rank, samples, epochs)
+    return Plan(Layout(ranks), global_batch, per_rank, micro or per_rank, samples, epochs)
 
 
 @st.composite

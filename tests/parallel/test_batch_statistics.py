@@ -3,11 +3,13 @@
 import torch
 from torch import nn
 
+from tutti.config.layout import Layout
 from tutti.parallel.batch_statistics import BatchStatistics
+from tutti.parallel.mesh import Mesh
 
 
 def run_step(model: nn.Module, micro_batches: list[torch.Tensor]) -> None:
-    statistics = BatchStatistics(model, len(micro_batches), world_size=1)
+    statistics = BatchStatistics(model, len(micro_batches), Mesh(Layout(1), 0, torch.device("cpu")))
     for index, batch in enumerate(micro_batches):
         statistics.before_pass(index)
         model(batch)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from matplotlib.image import imread
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.report.curves import draw_curves
 from tutti.runs.folder import RunFolder
@@ -28,7 +29,7 @@ from tutti.runs.noise_scale import (
 
 finite = st.floats(-100, 100)
 positive = st.floats(1e-3, 1e3)
-PLAN = Plan(world_size=2, global_batch=64, per_rank_batch=32, micro_batch=16, train_samples=640, epochs=100)
+PLAN = Plan(Layout(2), global_batch=64, per_rank_batch=32, micro_batch=16, train_samples=640, epochs=100)
 
 
 @given(arrays(float, st.tuples(st.integers(2, 5), st.integers(1, 4)), elements=finite), st.integers(1, 64))

@@ -112,3 +112,16 @@ def test_a_record_follows_a_run_through_its_segments(tmp_path: Path) -> None:
     assert content["started"] == first["started"]
     assert [segment["state"] for segment in content["segments"]] == ["stopped", "done"]
     assert (content["seconds"], content["final"]) == (3.0, {"loss": 0.1})
+
+
+def test_predicted_and_measured_memory_are_side_by_side(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.json", {"recipe": "digits", "ranks": 2, "segments": []})
+    record.note_memory()
+    assert "memory" not in record.content
+    record.note_memory(predicted_peak_bytes=3 << 30)
+    record.end("finished")
+    record.note_memory(measured_peak_bytes=2 << 30)
+    record.write()
+    found = summarise(RunFolder(tmp_path))
+    assert found is not None
+    assert found.memory == {"predicted_peak_bytes": 3 << 30, "measured_peak_bytes": 2 << 30}

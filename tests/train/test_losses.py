@@ -1,9 +1,9 @@
-"""The loss of the N-body runs against its formula."""
+"""Losses against their formulas: that of the N-body runs, and cross entropy of sequences."""
 
 import pytest
 import torch
 
-from tutti.train.metrics import L1Loss
+from tutti.train.metrics import CrossEntropy, L1Loss, Meter, accuracy
 
 
 def fields(seed: int) -> torch.Tensor:
@@ -41,3 +41,24 @@ def test_half_precision_outputs_are_summed_in_single() -> None:
     loss = L1Loss(1.0)(outputs, targets)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(L1Loss(1.0)(outputs.float(), targets).item())
+
+
+def test_cross_entropy_of_sequences_is_the_mean_over_all_places() -> None:
+    scores, targets = torch.randn(3, 6, 6), torch.randint(6, (3, 6))  # as many places as classes
+    right = scores.log_softmax(-1).gather(-1, targets.unsqueeze(-1))
+    assert CrossEntropy()(scores, targets).item() == pytest.approx(-right.mean().item(), rel=1e-5)
+
+
+def test_cross_entropy_of_samples_and_of_classes_that_come_second_is_that_of_torch() -> None:
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    for shape in ((4, 7), (4, 7, 5), (4, 7, 5, 3)):
+        scores, targets = torch.randn(shape), torch.randint(7, (4, *shape[2:]))
+        assert torch.equal(CrossEntropy(0.1)(scores, targets), expected(scores, targets))
+
+
+def test_accuracy_of_sequences_counts_samples_and_means_over_places() -> None:
+    meter = Meter({"accuracy": accuracy}, torch.device("cpu"))
+    targets = torch.tensor([[0, 1, 2], [2, 2, 2]])
+    scores = torch.nn.functional.one_hot(torch.tensor([[0, 1, 0], [2, 2, 2]]), 3).float()
+    meter.add_metrics(scores, targets, 2)
+    assert meter.totals()[[1, 3]].tolist() == pytest.approx([2 / 3 + 1, 2])

@@ -85,10 +85,18 @@ def resume_from(folder: Path) -> list[int]:
     return [step_of(later) for later in saved(checkpoints) if step_of(later) > step_of(folder)]
 
 
-def write_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> list[Path]:
-    """Write a model of torch and its optimizer from all ranks; every rank is to sum up its share of the files."""
+def write_state(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group, in_stages: bool = False
+) -> list[Path]:
+    """Write a model of torch and its optimizer from all ranks; every rank is to sum up its share of the files.
+
+    With `in_stages` ranks hold different layers, by the names that these have in the whole model.
+    """
     with _quiet():
-        dcp.save(_state(model, optimizer), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
+        state = _state(model, optimizer)
+        if in_stages:
+            _name_all(state["optimizer"]["param_groups"], group)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
     return files[group.rank :: group.world_size]
 
@@ -140,6 +148,13 @@ def check_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state}
+
+
+def _name_all(groups: list[dict[str, Any]], group: Group) -> None:
+    """Put the parameters of all ranks into the optimizer's groups, of which the checkpoint holds those of one rank."""
+    names = group.gather([each["params"] for each in groups])
+    for index, each in enumerate(groups):
+        each["params"] = list(dict.fromkeys(name for found in names for name in found[index]))
 
 
 def _seal(

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def check(config: RunConfig, ranks: int, here: int | None = None) -> None:
         from tutti.ranks.device import check_gpus
 
         check_gpus(config.runtime, here or ranks)
-    check_parts(config, ranks)
+    check_parts(config, ranks, here)
 
 
 def on_ranks(
@@ -174,19 +174,19 @@ def terminate(number: int, _: Any) -> None:
     raise KeyboardInterrupt(name_signal(number))
 
 
-def finish(folder: RunFolder, failure: Failure | None) -> None:
-    """Print and record the failure of a run, and end the launcher with its exit code."""
+def finish(folder: RunFolder, failure: Failure | None, memory: Mapping[str, int] | None = None) -> None:
+    """Print and record the failure of a run, with what is known of its memory, and end with its exit code."""
     if failure is None:
         return
     print(failure.message(folder), file=sys.stderr)
     with contextlib.suppress(OSError, FolderError):
-        _record_end(folder, failure)
+        _record_end(folder, failure, memory or {})
     if folder.path.exists():
         print(f"run folder: {folder.path}", file=sys.stderr)
     sys.exit(failure.exit_code)
 
 
-def _record_end(folder: RunFolder, failure: Failure) -> None:
+def _record_end(folder: RunFolder, failure: Failure, memory: Mapping[str, int]) -> None:
     """Record a failure, unless another process trains in the folder; of a run that was stopped, only if no rank has."""
     if not (folder.record.exists() or folder.study.exists()):
         return
@@ -199,7 +199,8 @@ def _record_end(folder: RunFolder, failure: Failure) -> None:
         if failure.said:
             where = {} if failure.lost_rank is None else {"failed_rank": failure.lost_rank}
         state = "interrupted" if is_stopped else "failed"
-        record.end(state, failure=failure.text, cause=failure.cause, **where)
+        record.note_memory(**memory)
+        record.end(state, failure=failure.text.partition("\n")[0], cause=failure.cause, **where)
 
 
 class StatusLine:

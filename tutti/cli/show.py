@@ -10,6 +10,7 @@ from rich.text import Text
 from tutti import units
 from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.config import options, parts
+from tutti.config.layout import Layout, make_layout
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import Plan, make_plan
 from tutti.config.recipes import built_in, make_importable
@@ -37,6 +38,7 @@ def show(
     _print_values(console, resolved)
     samples = _train_samples(resolved.config, needed=plot_lr is not None)
     if samples is None:
+        _print_layout(console, make_layout(resolved.config.parallel, world_size))
         return
     plan = make_plan(resolved.config, world_size, samples)
     schedule = make_schedule(resolved.config, plan)
@@ -89,18 +91,28 @@ def _print_values(console: Console, resolved: Resolved) -> None:
 
 
 def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
-    ranks = units.count(plan.world_size, "rank")
+    ranks, layout = units.count(plan.world_size, "rank"), plan.layout
+    shares = ranks if layout.sharing == 1 else f"{layout.data_ranks} data"
     of = "at most, of" if plan.max_steps else "="
     warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
     rows = (
-        ("global batch", f"{plan.global_batch} = {ranks} x {plan.per_rank_batch} ({plan.passes} x {plan.micro_batch})"),
+        (
+            "global batch",
+            f"{plan.global_batch} = {shares} x {plan.per_rank_batch} ({plan.passes} x {plan.micro_batch})",
+        ),
+        *([] if layout.is_data_parallel else [("layout", layout.line())]),
         ("steps", f"{plan.total_steps:,} {of} {units.count(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
         ("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last"),
     )
     console.print(f"\n[bold]on {ranks}[/]")
-    for line in units.table(("", ""), rows, left=("",))[1:]:
+    for line in (*units.table(("", ""), rows, left=("",))[1:], *layout.notes):
         console.print(Text(line))
+
+
+def _print_layout(console: Console, layout: Layout) -> None:
+    if not layout.is_data_parallel or layout.notes:
+        console.print(Text("\n".join((f"\nlayout: {layout.line()}", *layout.notes))))
 
 
 def _train_samples(config: RunConfig, needed: bool) -> int | None:

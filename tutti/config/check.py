@@ -25,7 +25,7 @@ def check_measured(given: str, metric: str, recipe: str, metrics: Iterable[str])
         raise ConfigError(f"{given}: {recipe} measures {', '.join(known)}, and no {metric!r}.{nearest(metric, known)}")
 
 
-def check_parts(config: RunConfig, world_size: int) -> None:
+def check_parts(config: RunConfig, world_size: int, local_size: int | None = None) -> None:
     """Check what does not depend on data: names that cannot be imported, batches that do not split."""
     if config.framework == "torch":
         for part in (config.data, config.model, config.loss, config.optim):
@@ -38,7 +38,7 @@ def check_parts(config: RunConfig, world_size: int) -> None:
     check_stop(config, config.metrics)
     samples = config.data.train_samples()
     if samples is not None:
-        make_schedule(config, make_plan(config, world_size, samples))
+        make_schedule(config, make_plan(config, world_size, samples, local_size))
 
 
 def check_noise_scale(config: RunConfig, world_size: int) -> None:

@@ -86,7 +86,7 @@ def _check_options(config: RunConfig) -> None:
             f"max_steps={config.max_steps} with {framework}, which ends with an epoch. "
             "Set max_steps=null, or framework=torch."
         )
-    for name, section in (("speed", config.speed), ("ddp", config.ddp)):
+    for name, section in (("speed", config.speed), ("ddp", config.ddp), ("parallel", config.parallel)):
         for key, default in _defaults(section).items():
             given, full = getattr(section, key), f"{name}.{key}"
             if given not in (default, *_ACCEPTED.get(full, ())):

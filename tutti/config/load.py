@@ -9,6 +9,7 @@ import pydantic
 
 from tutti.config import parts
 from tutti.config.framework import check_framework
+from tutti.config.layout import check_parallel
 from tutti.config.recipes import BUILT_IN, DEFAULT_RUN, expand, find, parse_yaml, read_runs
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, nearest
@@ -60,6 +61,13 @@ class Layers:
         for key, value in leaves.items():
             self._set(key, value, source)
 
+    def override(self, overrides: Iterable[str]) -> None:
+        """Apply the overrides of a command line, which are one layer, in any order."""
+        typed = Layers()
+        for text in overrides:
+            typed.add(_parse_override(text), COMMAND_LINE)
+        self.merge(typed.values, COMMAND_LINE)
+
     def _set(self, key: Key, value: Any, source: str) -> None:
         self._drop(key)
         target = self.values
@@ -104,14 +112,19 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     layers = Layers()
     for source, values in _chain(path, run):
         layers.add(values, source)
-    typed = Layers()  # all overrides are one layer, in any order
-    for text in overrides:
-        typed.add(_parse_override(text), COMMAND_LINE)
-    layers.merge(typed.values, COMMAND_LINE)
+    layers.override(overrides)
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
         layers.add({"recipe": name}, "name of the recipe")
     return Resolved(validate(layers.values, layers.sources), layers.sources)
+
+
+def change(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
+    """A configuration with other values, given as overrides."""
+    layers = Layers()
+    layers.add(config.plain(), "before")
+    layers.override(overrides)
+    return validate(layers.values, layers.sources)
 
 
 def resolve_values(values: Mapping[str, Any]) -> RunConfig:
@@ -129,6 +142,7 @@ def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None
         lines = [_explain(dict(item), sources or {}) for item in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
     check_framework(config)
+    check_parallel(config)
     return config
 
 

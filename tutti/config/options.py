@@ -1,4 +1,4 @@
-"""The options of every part that a recipe can name, and where it is implemented; no part is imported here."""
+"""The options of datasets, optimizers and losses by name, and where they are implemented; none is imported here."""
 
 import importlib
 from typing import Annotated, Any, ClassVar, Literal
@@ -64,123 +64,6 @@ class UserPartOptions(PartOptions):
     """A user's own object, named `package.module:object`; its options are passed as keyword arguments."""
 
     model_config = ConfigDict(extra="allow")
-
-
-class MlpOptions(PartOptions):
-    """Fully connected layers with optional dropout and batch norm."""
-
-    target = "tutti.models.small:Mlp"
-    keras_target = "tutti.frameworks.models:mlp"
-    name: Literal["mlp"] = "mlp"
-    hidden: tuple[Count, ...] = (128, 64)
-    dropout: Fraction = 0.0
-    batch_norm: Switch = False
-
-
-class SmallCnnOptions(PartOptions):
-    """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
-
-    target = "tutti.models.small:SmallCnn"
-    keras_target = "tutti.frameworks.models:small_cnn"
-    name: Literal["small_cnn"] = "small_cnn"
-    width: Count = 32
-    dropout: Fraction = 0.2
-    batch_norm: Switch = True
-
-
-class MnistTorchOptions(PartOptions):
-    """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
-
-    target = "tutti.models.small:MnistTorch"
-    keras_target = "tutti.frameworks.models:mnist_torch"
-    name: Literal["mnist_torch"] = "mnist_torch"
-
-
-class MnistKerasOptions(PartOptions):
-    """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
-
-    target = "tutti.models.small:MnistKeras"
-    keras_target = "tutti.frameworks.models:mnist_keras"
-    name: Literal["mnist_keras"] = "mnist_keras"
-
-
-class CnnOptions(PartOptions):
-    """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
-
-    target = "tutti.models.cifar:Cnn"
-    keras_target = "tutti.frameworks.models:cnn"
-    name: Literal["cnn"] = "cnn"
-    width: Count = 16
-    dropout: Fraction = 0.1
-
-
-class AlexnetSmallOptions(PartOptions):
-    """AlexNet's five convolutions and three dense layers, for small images."""
-
-    target = "tutti.models.cifar:AlexnetSmall"
-    keras_target = "tutti.frameworks.models:alexnet_small"
-    name: Literal["alexnet_small"] = "alexnet_small"
-    dropout: Fraction = 0.5
-    dense: Count = 4096
-
-
-class CifarFastOptions(PartOptions):
-    """A small network that learns CIFAR-10 in seconds on a GPU: whitened patches, six convolutions."""
-
-    target = "tutti.models.cifar_fast:CifarFast"
-    name: Literal["cifar_fast"] = "cifar_fast"
-    widths: tuple[Count, Count, Count] = (64, 256, 256)
-    views: Literal[1, 2, 6] = 6  # of each image in validation: unchanged, mirrored, and shifted by a pixel
-
-
-class ResNetSmallOptions(PartOptions):
-    """The tutorial's 26-layer residual network for small images."""
-
-    target = "tutti.models.resnet:ResNetSmall"
-    keras_target = "tutti.frameworks.models:resnet_small"
-    name: Literal["resnet_small"] = "resnet_small"
-
-
-class ResnetOptions(PartOptions):
-    """A residual network."""
-
-    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 with stride 2 and a pool, or 3x3 for small images
-    zero_init_last: Switch = True  # residual blocks start as identities
-
-
-class Resnet18Options(ResnetOptions):
-    """ResNet-18, for large images or (stem: small) small ones."""
-
-    target = "tutti.models.resnet:resnet18"
-    keras_target = "tutti.frameworks.models:resnet18"
-    name: Literal["resnet18"] = "resnet18"
-
-
-class Resnet34Options(ResnetOptions):
-    """ResNet-34, for large images or (stem: small) small ones."""
-
-    target = "tutti.models.resnet:resnet34"
-    keras_target = "tutti.frameworks.models:resnet34"
-    name: Literal["resnet34"] = "resnet34"
-
-
-class Resnet50Options(ResnetOptions):
-    """ResNet-50, for large images or (stem: small) small ones."""
-
-    target = "tutti.models.resnet:resnet50"
-    keras_target = "tutti.frameworks.models:resnet50"
-    name: Literal["resnet50"] = "resnet50"
-
-
-class UNet3dOptions(PartOptions):
-    """The 3-D U-Net from N-body to hydro fields, 117.0 M parameters at its full width."""
-
-    target = "tutti.models.unet3d:UNet3d"
-    name: Literal["unet3d"] = "unet3d"
-    in_channels: Count = 4
-    out_channels: Count = 5
-    width: Count = 64
-    depth: Annotated[int, Field(strict=True, ge=2)] = 6
 
 
 class DatasetOptions(PartOptions):
@@ -306,6 +189,23 @@ class NbodyOptions(DatasetOptions):
             locate("tutti.data.nbody.dataset:make_missing")(self.train, self.valid, self.box)
 
 
+class TextOptions(DatasetOptions):
+    """Generated sentences with agreement, nested clauses and sums, as characters; no download."""
+
+    target = "tutti.data.text:text"
+    name: Literal["text"] = "text"
+    context: Count = 128  # characters of a sample, each of which predicts the next
+    characters: Annotated[int, Field(strict=True, ge=1000)] = 500_000  # of the text; a tenth of it is for validation
+    seed: Seed = 0
+
+    @classmethod
+    def frameworks(cls) -> tuple[str, ...]:
+        return ("torch",)
+
+    def train_samples(self) -> int:
+        return (self.characters - self.characters // 10 - 1) // self.context
+
+
 class UserDatasetOptions(DatasetOptions, UserPartOptions):
     """A user's own dataset, named `package.module:object`."""
 
@@ -378,7 +278,7 @@ class UserOptimizerOptions(OptimizerOptions, UserPartOptions):
 class CrossEntropyOptions(PartOptions):
     """Cross entropy of class scores, with optional label smoothing."""
 
-    target = "torch.nn:CrossEntropyLoss"
+    target = "tutti.train.metrics:CrossEntropy"
     keras_target = "tutti.frameworks.learner:cross_entropy"
     name: Literal["cross_entropy"] = "cross_entropy"
     label_smoothing: Fraction = 0.0

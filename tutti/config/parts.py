@@ -3,18 +3,15 @@
 import inspect
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, GetCoreSchemaHandler, Tag
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema
 
 from tutti.config.options import (
     AdamOptions,
     AdamWOptions,
-    AlexnetSmallOptions,
     Cifar10Options,
-    CifarFastOptions,
-    CnnOptions,
     CrossEntropyOptions,
     DatasetOptions,
     DigitsOptions,
@@ -22,27 +19,167 @@ from tutti.config.options import (
     L1Options,
     LambOptions,
     LarsOptions,
-    MlpOptions,
-    MnistKerasOptions,
     MnistOptions,
-    MnistTorchOptions,
     MseOptions,
     NbodyOptions,
     OptimizerOptions,
     PartOptions,
-    Resnet18Options,
-    Resnet34Options,
-    Resnet50Options,
-    ResNetSmallOptions,
     SgdOptions,
-    SmallCnnOptions,
     SyntheticOptions,
-    UNet3dOptions,
+    TextOptions,
     UserDatasetOptions,
     UserOptimizerOptions,
     UserPartOptions,
 )
+from tutti.config.schema import Count, Fraction, Switch
 from tutti.errors import Cause, ConfigError, TuttiError, cause_of, nearest
+
+# The models, their options, and where each is implemented.
+
+
+class MlpOptions(PartOptions):
+    """Fully connected layers with optional dropout and batch norm."""
+
+    target = "tutti.models.small:Mlp"
+    keras_target = "tutti.frameworks.models:mlp"
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[Count, ...] = (128, 64)
+    dropout: Fraction = 0.0
+    batch_norm: Switch = False
+
+
+class SmallCnnOptions(PartOptions):
+    """Three 3x3 convolutions with batch norm and dropout, for images of any size."""
+
+    target = "tutti.models.small:SmallCnn"
+    keras_target = "tutti.frameworks.models:small_cnn"
+    name: Literal["small_cnn"] = "small_cnn"
+    width: Count = 32
+    dropout: Fraction = 0.2
+    batch_norm: Switch = True
+
+
+class MnistTorchOptions(PartOptions):
+    """The PyTorch tutorial's MNIST network: two 5x5 convolutions, 2-D dropout, two dense layers."""
+
+    target = "tutti.models.small:MnistTorch"
+    keras_target = "tutti.frameworks.models:mnist_torch"
+    name: Literal["mnist_torch"] = "mnist_torch"
+
+
+class MnistKerasOptions(PartOptions):
+    """The Keras tutorial's MNIST network: two 3x3 convolutions, dropout, dense 128."""
+
+    target = "tutti.models.small:MnistKeras"
+    keras_target = "tutti.frameworks.models:mnist_keras"
+    name: Literal["mnist_keras"] = "mnist_keras"
+
+
+class CnnOptions(PartOptions):
+    """Three 3x3 convolutions with max-pools, dense 128: the Keras tutorial's network for CIFAR-10."""
+
+    target = "tutti.models.cifar:Cnn"
+    keras_target = "tutti.frameworks.models:cnn"
+    name: Literal["cnn"] = "cnn"
+    width: Count = 16
+    dropout: Fraction = 0.1
+
+
+class AlexnetSmallOptions(PartOptions):
+    """AlexNet's five convolutions and three dense layers, for small images."""
+
+    target = "tutti.models.cifar:AlexnetSmall"
+    keras_target = "tutti.frameworks.models:alexnet_small"
+    name: Literal["alexnet_small"] = "alexnet_small"
+    dropout: Fraction = 0.5
+    dense: Count = 4096
+
+
+class CifarFastOptions(PartOptions):
+    """A small network that learns CIFAR-10 in seconds on a GPU: whitened patches, six convolutions."""
+
+    target = "tutti.models.cifar_fast:CifarFast"
+    name: Literal["cifar_fast"] = "cifar_fast"
+    widths: tuple[Count, Count, Count] = (64, 256, 256)
+    views: Literal[1, 2, 6] = 6  # of each image in validation: unchanged, mirrored, and shifted by a pixel
+
+
+class ResNetSmallOptions(PartOptions):
+    """The tutorial's 26-layer residual network for small images."""
+
+    target = "tutti.models.resnet:ResNetSmall"
+    keras_target = "tutti.frameworks.models:resnet_small"
+    name: Literal["resnet_small"] = "resnet_small"
+
+
+class ResnetOptions(PartOptions):
+    """A residual network."""
+
+    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 with stride 2 and a pool, or 3x3 for small images
+    zero_init_last: Switch = True  # residual blocks start as identities
+
+
+class Resnet18Options(ResnetOptions):
+    """ResNet-18, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet18"
+    keras_target = "tutti.frameworks.models:resnet18"
+    name: Literal["resnet18"] = "resnet18"
+
+
+class Resnet34Options(ResnetOptions):
+    """ResNet-34, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet34"
+    keras_target = "tutti.frameworks.models:resnet34"
+    name: Literal["resnet34"] = "resnet34"
+
+
+class Resnet50Options(ResnetOptions):
+    """ResNet-50, for large images or (stem: small) small ones."""
+
+    target = "tutti.models.resnet:resnet50"
+    keras_target = "tutti.frameworks.models:resnet50"
+    name: Literal["resnet50"] = "resnet50"
+
+
+class UNet3dOptions(PartOptions):
+    """The 3-D U-Net from N-body to hydro fields, 117.0 M parameters at its full width."""
+
+    target = "tutti.models.unet3d:UNet3d"
+    name: Literal["unet3d"] = "unet3d"
+    in_channels: Count = 4
+    out_channels: Count = 5
+    width: Count = 64
+    depth: Annotated[int, Field(strict=True, ge=2)] = 6
+
+
+class GptOptions(PartOptions):
+    """A GPT: a transformer that predicts the next token at every place; 124 M parameters at GPT-2's size."""
+
+    target = "tutti.models.transformer:gpt"
+    name: Literal["gpt"] = "gpt"
+    vocabulary: Count | None = None  # null: that of the data
+    context: Count | None = None  # the longest sequence; null: that of the data
+    width: Count = 128
+    depth: Count = 4
+    heads: Count = 4
+    dropout: Fraction = 0.0
+
+
+class VitOptions(PartOptions):
+    """A vision transformer on the patches of images or volumes."""
+
+    target = "tutti.models.transformer:ViT"
+    name: Literal["vit"] = "vit"
+    patch: Count = 4  # its side, in pixels
+    width: Count = 192
+    depth: Count = 6
+    heads: Count = 3
+    dropout: Fraction = 0.0
+
+
+# What recipes call them.
 
 
 class OneOf:
@@ -80,10 +217,19 @@ MODELS = OneOf(
     Resnet34Options,
     Resnet50Options,
     UNet3dOptions,
+    GptOptions,
+    VitOptions,
     UserPartOptions,
 )
 DATASETS = OneOf(
-    DigitsOptions, SyntheticOptions, MnistOptions, Cifar10Options, ImagesOptions, NbodyOptions, UserDatasetOptions
+    DigitsOptions,
+    SyntheticOptions,
+    MnistOptions,
+    Cifar10Options,
+    ImagesOptions,
+    NbodyOptions,
+    TextOptions,
+    UserDatasetOptions,
 )
 OPTIMIZERS = OneOf(SgdOptions, AdamOptions, AdamWOptions, LarsOptions, LambOptions, UserOptimizerOptions)
 LOSSES = OneOf(CrossEntropyOptions, MseOptions, L1Options, UserPartOptions)
@@ -94,7 +240,10 @@ LossPart = Annotated[PartOptions, LOSSES]
 
 SECTIONS = {"data": DATASETS, "model": MODELS, "optim": OPTIMIZERS, "loss": LOSSES}
 METRICS = {
-    "accuracy": ("tutti.train.metrics:accuracy", "Share of samples whose highest score is the right class."),
+    "accuracy": (
+        "tutti.train.metrics:accuracy",
+        "Share of samples, or of their places, whose highest score is the right class.",
+    ),
     "top5": ("tutti.train.metrics:top5", "Share of samples whose right class is among the five highest scores."),
 }
 DECAYS = {

@@ -15,6 +15,7 @@ from tutti.config.schema import (
     DdpConfig,
     LogConfig,
     Number,
+    ParallelConfig,
     RuntimeConfig,
     ScheduleConfig,
     Section,
@@ -44,6 +45,7 @@ class RunConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()
     ddp: DdpConfig = DdpConfig()
+    parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     runtime: RuntimeConfig = RuntimeConfig()

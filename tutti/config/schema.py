@@ -1,8 +1,8 @@
 """The sections of a recipe and the types of their values; frozen, and unknown keys are refused."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST_SEED = 2**63 - 1  # accepted by torch, NumPy and Keras, also with small offsets
@@ -83,6 +83,31 @@ class DdpConfig(Section):
     broadcast_buffers: Switch = False
     communicate: Switch = True  # false measures steps without communication; weights of ranks then diverge
     find_unused_parameters: Switch = False
+
+
+class ParallelConfig(Section):
+    """How ranks share weights, samples and layers where data parallelism alone needs too much memory."""
+
+    shard: Literal["none", "host", "all"] | Count = "none"  # ranks over which weights and optimizer state are sharded
+    space: Count | Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)] = 1  # parts of a sample
+    stages: Count = 1  # parts of the model, one after another; their micro-batches are those of batch.micro
+    tensor: Count = 1  # parts of each layer on ranks of a host, in models with the method tensor_plan()
+    sequence: Count = 1  # parts of a sequence, in models with sequence_plan(); attention exchanges them for heads
+    recompute: Literal["none", "layers"] | Positive = "none"  # activations: of all layers, or beyond so many GiB
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"  # of stages
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _check_space(cls, value: Any) -> Any:
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not 1 <= len(parts) <= 3 or not all(type(each) is int and each > 0 for each in parts):
+            raise PydanticCustomError("space", "a number of parts, 1 or more, or up to 3 such numbers, as in [2,2,1]")
+        return value
+
+    @property
+    def space_parts(self) -> tuple[int, ...]:
+        """The parts of a sample along its first dimensions in space."""
+        return (self.space,) if isinstance(self.space, int) else self.space
 
 
 class SpeedConfig(Section):

@@ -1,13 +1,72 @@
 """The dataset protocol, the in-memory dataset that returns whole batches, and augmentation of whole batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from tutti.config.layout import Layout
 from tutti.data.order import Draws
 from tutti.errors import DataError
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a sample in space: how many there are along each of its first dimensions, and which one this is."""
+
+    parts: tuple[int, ...]
+    place: tuple[int, ...]
+
+    def window(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """The first cell and the number of cells along each dimension of a sample of these sizes."""
+        counts = (*self.parts, *[1] * (len(sizes) - len(self.parts)))
+        places = (*self.place, *[0] * (len(sizes) - len(self.parts)))
+        return [
+            (size // count * place, size // count) for size, count, place in zip(sizes, counts, places, strict=True)
+        ]
+
+    def cut_batch(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """This part of a batch: of its inputs, and of targets with the same cells."""
+        first = next(tensors_in(inputs))
+        sizes = tuple(first.shape[2:])
+        return self._cut(inputs, sizes), self._cut(targets, sizes)
+
+    def _cut(self, values: Any, sizes: tuple[int, ...]) -> Any:
+        if isinstance(values, torch.Tensor):
+            if values.ndim <= len(sizes) or tuple(values.shape[values.ndim - len(sizes) :]) != sizes:
+                return values
+            for dim, (start, size) in enumerate(self.window(sizes), start=values.ndim - len(sizes)):
+                values = values.narrow(dim, start, size)
+            return values.contiguous()
+        if isinstance(values, dict):
+            return {key: self._cut(value, sizes) for key, value in values.items()}
+        if isinstance(values, tuple | list):
+            cut = [self._cut(value, sizes) for value in values]
+            return type(values)(*cut) if hasattr(values, "_fields") else type(values)(cut)
+        return values
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dicts, such as a batch."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from tensors_in(value)
+
+
+def find_part(layout: Layout, rank: int) -> Part | None:
+    """The part of each sample that a rank has; None for whole samples."""
+    if max(layout.space) == 1:
+        return None
+    place, number = [], layout.space_rank(rank)
+    for count in reversed(layout.space):
+        number, index = divmod(number, count)
+        place.append(index)
+    return Part(layout.space, tuple(reversed(place)))
+
 
 Fill = Literal["zero", "edge", "reflect"]
 Flip = bool | Literal["alternate"]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tutti.config.plan import Plan
-from tutti.data.dataset import ArrayDataset, BatchDataset, SampleDataset, check_batch
+from tutti.data.dataset import ArrayDataset, BatchDataset, Part, SampleDataset, check_batch, find_part, tensors_in
 from tutti.data.order import Draws, SampleOrder, evaluation_ids
 from tutti.errors import ConfigError, TuttiError
 from tutti.ranks.device import mix
@@ -233,6 +233,7 @@ class Loader:
         self._order = order
         self._rank = rank
         self._device = device
+        self._part = find_part(plan.layout, rank)
         # Samples made in this process seed its generators, which must not happen during a forward pass.
         self._prefetch = prefetch if workers or isinstance(dataset, BatchDataset) else 0
         self._source = _open(dataset, workers, order.seed, device)
@@ -247,7 +248,7 @@ class Loader:
             stream = self._own_stream()
             with closing(self._source(requested)) as source:
                 for step, (epoch, ids), made in zip(numbers, kept, source, strict=True):
-                    inputs, targets = _on_device(self.dataset, made.pair, self._device)
+                    inputs, targets = _on_device(self.dataset, made.pair, self._device, self._part)
                     size = self._plan.micro_batch
                     micro_batches = list(zip(_split(inputs, size), _split(targets, size), strict=True))
                     event = stream.record_event() if stream else None
@@ -271,19 +272,17 @@ class Loader:
         return stream
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dicts, such as a batch."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, dict | list | tuple):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from tensors_in(value)
-
-
 def evaluation_batches(
-    dataset: Any, rank: int, world_size: int, per_rank_batch: int, device: torch.device, workers: int, seed: int
+    dataset: Any,
+    rank: int,
+    world_size: int,
+    per_rank_batch: int,
+    device: torch.device,
+    workers: int,
+    seed: int,
+    part: Part | None = None,
 ) -> Iterator[Pair]:
-    """Yields this rank's part of a dataset without augmentation; all ranks together see every sample once."""
+    """Yields this rank's samples of a dataset without augmentation; all ranks together see every sample once."""
     ids = evaluation_ids(len(dataset), rank, world_size)
     keys = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
     workers = min(workers, len(keys)) if len(keys) > 1 else 0  # a worker loads whole batches
@@ -291,7 +290,20 @@ def evaluation_batches(
         for made in source:
             note_skipped(dataset, made.skipped)
             if made.pair is not None:
-                yield _on_device(dataset, made.pair, device)
+                yield _on_device(dataset, made.pair, device, part)
+
+
+def same_number(batches: Iterator[Pair], some_have: Callable[[bool], bool], spare: Pair) -> Iterator[tuple[Pair, bool]]:
+    """Yields batches with whether they count, as many on each rank; a rank that has no more repeats one.
+
+    `some_have` tells whether any rank has a batch left; every rank enters.
+    """
+    while True:
+        batch = next(batches, None)
+        if not some_have(batch is not None):
+            return
+        spare = batch or spare
+        yield spare, batch is not None
 
 
 def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source:
@@ -315,10 +327,16 @@ def _whole_batches(dataset: BatchDataset, keys: Iterable[BatchKey], seed: int) -
         yield LoadedBatch(made)
 
 
-def _on_device(dataset: Any, pair: Any, device: torch.device) -> Pair:
-    """Returns inputs and targets on the device, after the dataset's `finish` if it has one."""
+def _on_device(dataset: Any, pair: Any, device: torch.device, part: Part | None = None) -> Pair:
+    """Returns inputs and targets on the device, after the dataset's `finish` if it has one.
+
+    Of a dataset that does not give parts of samples itself, the part of this rank is cut.
+    """
     inputs, targets = to_device(pair[0], device), to_device(pair[1], device)
-    return (dataset.finish(inputs) if hasattr(dataset, "finish") else inputs), targets
+    inputs = dataset.finish(inputs) if hasattr(dataset, "finish") else inputs
+    if part is None or getattr(dataset, "part", None) is not None:
+        return inputs, targets
+    return part.cut_batch(inputs, targets)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

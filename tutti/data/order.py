@@ -30,9 +30,9 @@ class SampleOrder:
         return self._permutation[index * self._plan.global_batch : (index + 1) * self._plan.global_batch]
 
     def rank_ids(self, step: int, rank: int) -> np.ndarray:
-        """Returns the sample ids of a step for one rank."""
-        size = self._plan.per_rank_batch
-        return self.global_ids(step)[rank * size : (rank + 1) * size]
+        """Returns the sample ids of a step for one rank; ranks that share samples have the same."""
+        size, share = self._plan.per_rank_batch, self._plan.layout.data_rank(rank)
+        return self.global_ids(step)[share * size : (share + 1) * size]
 
 
 def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:

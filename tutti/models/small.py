@@ -34,6 +34,10 @@ class Mlp(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layers(inputs)
 
+    def stages(self) -> list[str]:
+        """The modules that are applied one after another."""
+        return [f"layers.{index}" for index in range(len(self.layers))]
+
 
 class MnistTorch(nn.Module):
     """conv 1->10 5x5, pool, conv 10->20 5x5 with 2-D dropout, pool, dense 320->50, dropout, dense 50->10."""
@@ -54,6 +58,10 @@ class MnistTorch(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(images))
+
+    def stages(self) -> list[str]:
+        """The modules that are applied one after another."""
+        return [*(f"features.{index}" for index in range(len(self.features))), "head"]
 
 
 class MnistKeras(nn.Module):

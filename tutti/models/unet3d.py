@@ -1,11 +1,41 @@
 """The 3-D U-Net that predicts hydrodynamic fields from N-body fields."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tutti.errors import ConfigError
 from tutti.models.strided import Form, down, up
+
+
+class Down(nn.Conv3d):
+    """A level that halves the volume."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__(before, after, 4, stride=2, padding=1)
+
+    def forward(self, volume: torch.Tensor, form: Form = "convolution") -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert self.bias is not None
+        return F.leaky_relu(down(volume, self.weight, self.bias, form), inplace=True)
+
+
+class Up(nn.ConvTranspose3d):
+    """A level that doubles the volume, with the volume of the same size from the way down beside it."""
+
+    def __init__(self, before: int, after: int, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(before, after, 4, stride=2, padding=1)
+        self._activation = activation
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, volume: torch.Tensor, skipped: torch.Tensor | None = None, form: Form = "convolution"
+    ) -> torch.Tensor:
+        assert self.bias is not None
+        if skipped is not None:
+            volume = torch.cat((volume, skipped), 1)
+        return self._activation(up(volume, self.weight, self.bias, form))
 
 
 class UNet3d(nn.Module):
@@ -29,35 +59,50 @@ class UNet3d(nn.Module):
         self.fold = fold
         widths = [min(width * 2**level, 8 * width) for level in range(depth)]
         self.downs = nn.ModuleList(
-            nn.Conv3d(before, after, 4, stride=2, padding=1)
-            for before, after in zip([in_channels, *widths], widths, strict=False)
+            Down(before, after) for before, after in zip([in_channels, *widths], widths, strict=False)
         )
         entering = [widths[-1], *(2 * each for each in widths[-2:0:-1])]
         self.ups = nn.ModuleList(
-            nn.ConvTranspose3d(before, after, 4, stride=2, padding=1)
+            Up(before, after, functools.partial(F.relu, inplace=True))
             for before, after in zip(entering, widths[-2::-1], strict=True)
         )
-        self.last = nn.ConvTranspose3d(2 * width, out_channels, 4, stride=2, padding=1)
+        self.last = Up(2 * width, out_channels, torch.tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Conv3d | nn.ConvTranspose3d):
                 nn.init.normal_(layer.weight, 0.0, 0.02)
                 nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType]
 
+    def units(self) -> list[str]:
+        """The levels, as which weights are sharded and activations computed again."""
+        return [f"{name}.{level}" for name in ("downs", "ups") for level in range(len(getattr(self, name)))] + ["last"]
+
     def forward(self, volume: torch.Tensor) -> torch.Tensor:
-        skipped = []
+        levels = []
         for level, layer in enumerate(self.downs):
-            form: Form = "product" if self.fold and level == 0 else "convolution"
-            volume = F.leaky_relu(_apply(down, layer, volume, form), inplace=True)
-            skipped.append(volume)
-        skipped.pop()
+            volume = layer(volume, "product" if self.fold and level == 0 else "convolution")
+            levels.append(volume)
+        skipped: torch.Tensor | None = None
+        levels.pop()
         for layer in self.ups:
-            form = "mixed" if self.fold and len(skipped) == 1 else "convolution"
-            volume = torch.cat((F.relu(_apply(up, layer, volume, form), inplace=True), skipped.pop()), 1)
-        return torch.tanh(_apply(up, self.last, volume, "product" if self.fold else "convolution"))
+            volume = layer(volume, skipped, "mixed" if self.fold and len(levels) == 1 else "convolution")
+            skipped = levels.pop()
+        return self.last(volume, skipped, "product" if self.fold else "convolution")
 
+    def stages(self) -> list[str]:
+        """The levels, in order."""
+        return self.units()
 
-def _apply(function, layer: nn.Module, volume: torch.Tensor, form: Form) -> torch.Tensor:
-    return function(volume, layer.weight, layer.bias, form)
+    def run_stage(self, name: str, *levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Apply one level to the last of the volumes that are needed from here on, which are then given."""
+        layer, earlier = self.get_submodule(name), list(levels[:-1])
+        if name == "downs.0":
+            return (layer(levels[-1], "product" if self.fold else "convolution"),)
+        if name.startswith("downs."):
+            return (*levels, layer(levels[-1]))
+        skipped = earlier.pop() if name != "ups.0" else None
+        last = {"last": "product", f"ups.{len(self.ups) - 1}": "mixed"}
+        form = last.get(name, "convolution") if self.fold else "convolution"
+        return (*earlier, layer(levels[-1], skipped, form))
 
 
 def _check_shape(input_shape: tuple[int, ...] | None, in_channels: int, depth: int) -> None:

@@ -132,9 +132,11 @@ def build_optimizer(config: OptimizerOptions, parameters: Iterable[nn.Parameter]
     """Builds the optimizer that a recipe names."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     target = config.locate()
-    offered = {"fused": True} if config.target and _can_fuse(trainable) else {}
+    offered = {"fused": True} if config.target and _can_fuse(target, trainable) else {}
     return parts.call(target, "optim", config.options() | {"params": trainable}, **offered)
 
 
-def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+def _can_fuse(target: Any, parameters: list[nn.Parameter]) -> bool:
+    if any(hasattr(p, "placements") for p in parameters) and not issubclass(target, torch.optim.Adam):
+        return False  # of the fused kernels, DTensors have those of Adam and AdamW alone
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)

@@ -10,16 +10,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from tutti.parallel.mesh import Mesh
+
 
 class BatchStatistics:
     """The running statistics of a model, averaged over the passes of a step and over ranks."""
 
-    def __init__(self, model: nn.Module, passes: int, world_size: int) -> None:
+    def __init__(self, model: nn.Module, passes: int, mesh: Mesh) -> None:
         layers = [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-        self._means = [b for m in layers for b in (m.running_mean, m.running_var) if b is not None]
+        # `data`: autograd takes a change for one of values that a later backward pass needs, as between stages.
+        self._means = [b.data for m in layers for b in (m.running_mean, m.running_var) if b is not None]
         self._counts = [m.num_batches_tracked for m in layers if m.num_batches_tracked is not None]
         self._passes = passes
-        self._world_size = world_size
+        self._mesh = mesh
         self._start: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
         self._start_counts: list[torch.Tensor] = []
@@ -50,11 +53,12 @@ class BatchStatistics:
 
     @torch.no_grad()
     def combine_ranks(self) -> None:
-        """Averages over ranks; a collective that every rank must call."""
-        if self._world_size == 1 or not self._means:
+        """Averages over the ranks with the same layers; a collective that every rank must call."""
+        copies = self._mesh.layout.copies
+        if copies == 1 or not self._means:
             return
         flat = torch.cat([mean.reshape(-1) for mean in self._means])
-        dist.all_reduce(flat)
-        flat /= self._world_size
+        dist.all_reduce(flat, group=self._mesh.copies)
+        flat /= copies
         for mean, part in zip(self._means, flat.split([m.numel() for m in self._means]), strict=True):
             mean.copy_(part.view_as(mean))

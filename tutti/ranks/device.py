@@ -1,6 +1,9 @@
 """The device, threads and determinism of a rank, and seeds as pure functions of what they belong to."""
 
+import contextlib
 import os
+import resource
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -67,6 +70,16 @@ def set_threads(config: RuntimeConfig, placement: Placement) -> int:
     threads = threads_per_rank(placement.local_size, os.environ, config.threads)
     torch.set_num_threads(threads)
     return threads
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this rank has used: of tensors on a GPU, of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # the increment of splitmix64

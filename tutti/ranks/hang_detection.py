@@ -118,7 +118,8 @@ class HangSearch:
         if self.failed is None:
             return None
         rank, host, text = self.failed["rank"], self.failed["host"], self.failed["text"]
-        known = TrainingError(f"rank {rank} on host {host} failed: {text}")
+        who = f"rank {rank} on host {host}"
+        known = TrainingError(text if text.startswith(who) else f"{who} failed: {text}")
         known.exit_code, known.told, known.rank = self.failed["exit_code"], True, rank
         known.cause = Cause(self.failed["cause"])
         return known

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class RunSummary:
     samples_per_second: float | None
     global_batch: int | None = None
     training_seconds: float | None = None  # until now, or until it ended
+    memory: dict[str, int] = field(default_factory=dict)  # predicted_peak_bytes and measured_peak_bytes of a rank
 
 
 def find_runs(out: Path, recipe: str | None = None) -> list[RunSummary]:
@@ -129,6 +130,7 @@ def summarise(folder: RunFolder) -> RunSummary | None:
         samples_per_second=last.get("samples_per_second"),
         global_batch=(content.get("plan") or {}).get("global_batch"),
         training_seconds=seconds,
+        memory=content.get("memory") or {},
     )
 
 

@@ -23,7 +23,16 @@ _PACKAGES = ("tutti-train", "torch", "numpy", "pydantic", "tensorboard", "scikit
 _OF_THE_END = ("state", "ended", "ended_by", "failure", "cause", "failed_rank", "failed_host", "failed_step")
 # The types of what is read again, where it is there.
 _TYPES = {"failure": str, "cause": str, "failed_rank": int, "failed_host": str, "failed_step": int}
-_TYPES |= {"recipe": str, "state": str, "kind": str, "started": str, "ranks": int, "plan": dict, "segments": list}
+_TYPES |= {
+    "recipe": str,
+    "state": str,
+    "kind": str,
+    "started": str,
+    "ranks": int,
+    "plan": dict,
+    "segments": list,
+    "memory": dict,
+}
 _SEGMENT_TYPES = {"host": str, "process": int, "hosts": list, "versions": dict, "hardware": dict}
 _SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit"), str)
 
@@ -70,6 +79,11 @@ class Record:
         """Close the segment with the error that ended it; rank 0 calls this."""
         self.end(state, **_failure_fields(error), **facts)
 
+    def note_memory(self, **peaks: int) -> None:
+        """Set bytes that a rank was predicted to need, or has used, at its peak; the largest rank counts."""
+        if peaks:
+            self.content["memory"] = (self.content.get("memory") or {}) | peaks
+
     def _keep_damaged(self) -> None:
         """Keep a file that could not be read under another name."""
         with contextlib.suppress(OSError):
@@ -88,6 +102,7 @@ class Record:
             print(f"warning: {self.path} was not written: {error.strerror}", file=sys.stderr)
 
 
+PREDICTED_VARIABLE = "TUTTI_PREDICTED_PEAK"  # by what has predicted it, for rank 0: the bytes of a rank at its peak
 SEGMENTS_VARIABLE = "TUTTI_SEGMENTS"  # by the launcher, for its ranks: the segments that the record had when it looked
 
 
@@ -162,6 +177,9 @@ def _check(content: Any) -> None:
     for name, value in (content.get("plan") or {}).items():
         if not (value is None or is_number(value)):
             raise ValueError(f"plan.{name} is {value!r:.40}")
+    for name, value in (content.get("memory") or {}).items():
+        if not is_number(value):
+            raise ValueError(f"memory.{name} is {value!r:.40}")
     for number, segment in enumerate(content.get("segments") or []):
         _check_types(segment, _SEGMENT_TYPES, f"segments.{number}.")
         if not all(isinstance(host, str) for host in segment.get("hosts") or ()):

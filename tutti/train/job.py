@@ -28,8 +28,7 @@ from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.metrics import weighted_means
-from tutti.train.progress import LearnerType, TrainingProgress, make_noise_log
-from tutti.train.skipped import SkippedFiles
+from tutti.train.progress import LearnerType, SkippedFiles, TrainingProgress, make_noise_log
 from tutti.train.timing import Clock, Stragglers, combine
 
 _LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
@@ -74,7 +73,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._at = monitor.enter if learner.reports_phases else _report_nothing
         log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
         self._skipped = SkippedFiles((loader.dataset, valid_data), log, group, journal)
-        self._ledger = LineLog(folder.ledger(group.rank)) if config.log.ledger else None
+        writes_ledger = config.log.ledger and plan.layout.owns_samples(group.rank)
+        self._ledger = LineLog(folder.ledger(group.rank)) if writes_ledger else None
         self._noise = make_noise_log(config, plan, folder, journal, learner, group.is_first)
 
     # What a loop calls, in the order in which it does.
@@ -125,9 +125,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """Write the samples of the next step to the ledger, and the files that were skipped for it to the log."""
         self._skipped.log()
         if self._ledger:
-            ids = self._order.rank_ids(self.step, self.group.rank)
-            epoch = self._order.epoch_of(self.step)
-            self._ledger.write({"step": self.step + 1, "epoch": epoch + 1, "ids": ids.tolist()})
+            ids = self._order.rank_ids(self.step, self.group.rank).tolist()
+            self._ledger.write({"step": self.step + 1, "epoch": self._order.epoch_of(self.step) + 1, "ids": ids})
 
     @property
     def lr(self) -> float:
@@ -384,7 +383,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankBatch]]:
     """The first batch, and all batches with that one among them."""
     first = next(batches, None)
-    return first, batches if first is None else chain((first,), batches)
+    return first, batches if first is None else chain(iter((first,)), batches)  # a bare tuple would stay in memory
 
 
 def _leave_last(group: Group) -> None:

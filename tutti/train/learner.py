@@ -1,6 +1,6 @@
 """The learner of torch: what one step does to the weights of a model, what is measured and what is saved."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,12 @@ from torch import nn
 from tutti.checkpoint import store
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.data.loader import RankBatch, evaluation_batches
+from tutti.data.dataset import find_part, tensors_in
+from tutti.data.loader import RankBatch, evaluation_batches, same_number
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import without_sync, wrap_model
+from tutti.parallel.dropout import DropoutMasks
+from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import applies, seed_pass
 from tutti.ranks.group import Group
 from tutti.runs.step_parts import StepPart
@@ -22,6 +25,7 @@ from tutti.train.timing import make_timer
 
 if TYPE_CHECKING:
     from tutti.parallel.gradient_noise import GradientSquares
+    from tutti.parallel.space.mode import SpaceMode
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -41,64 +45,105 @@ def channels_last(batch: Any) -> Any:
 
 
 class Pass(nn.Module):
-    """A model and its loss in one module, so that a compiler sees both."""
+    """A model and its loss in one module, so that a compiler sees both; with `space`, of parts of samples."""
 
-    def __init__(self, model: nn.Module, criterion: Callable[[Any, Any], torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, criterion: Callable[[Any, Any], torch.Tensor], space: "SpaceMode | None" = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.criterion = criterion
+        self._space = space
 
     def forward(self, inputs: Any, targets: Any) -> tuple[Any, torch.Tensor]:
-        outputs = self.model(inputs)
+        outputs = self.model(inputs) if self._space is None else self._space.run(self.model, inputs)
         return outputs, self.criterion(outputs, targets)
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The precision of a recipe, for forward passes."""
+    dtype = _DTYPES.get(precision)
+    return torch.autocast(device.type, dtype) if dtype else nullcontext()
+
+
+Silence = Callable[[], AbstractContextManager[None]]
+
+
 class TorchLearner:
     """A model of torch with its loss, its metrics and its optimizer, and what they need to step on all ranks."""
 
     reports_phases = True
+    stages: tuple[str, ...] = ()  # the layers of each stage, where the model is in stages
 
     def __init__(
         self,
         config: RunConfig,
         plan: Plan,
         group: Group,
-        device: torch.device,
+        mesh: Mesh,
         model: nn.Module,
         criterion: Callable[[Any, Any], torch.Tensor],
         optimizer: torch.optim.Optimizer,
         metrics: Metrics,
         at: Callable[[StepPart, int], None] = lambda *_: None,
+        space: "SpaceMode | None" = None,
     ) -> None:
+        device = mesh.device
         self.names = ("loss", *metrics)
         self.timer = make_timer(device, config.log)
         self._at = at  # is called where a phase of a step begins
         self._step = 0  # the step that is made, counted from 1
         self._metrics = metrics
-        self._window = Meter(metrics, device)
+        self._share = 1 / (mesh.layout.parts * mesh.layout.tensor)  # of the ranks that measure a sample
+        self._window = Meter(metrics, device, self._share)
         self.model = model
         self.criterion = criterion
         self.optimizer = optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.statistics = BatchStatistics(model, plan.passes, plan.world_size)
-        self._pass = Pass(model, criterion)
+        self.statistics = BatchStatistics(model, plan.passes, mesh)
+        # The compiler cannot follow what counts calls into a layer that is computed again.
+        compiled_again = applies(config.speed.compile, device) and config.parallel.recompute != "none"
+        self.masks = DropoutMasks(model, device, counts=not compiled_again, space=space)
+        self._space = space
+        self._pass = Pass(model, criterion, space)
         self._squares = self._make_squares(config, group)
-        on_bucket = self._squares.add_bucket if self._squares else None
-        self._spread_pass = wrap_model(self._pass, config.ddp, group, device, self._all_gradients_there, on_bucket)
         self._meets = False  # whether the pass under way averages gradients over ranks
-        self._silence = without_sync(self._spread_pass)
+        self._spread_pass, self._silence = self._spread(config, group, mesh)
         self._channels_last = applies(config.speed.channels_last, device)
         self._graphs = False
         if applies(config.speed.compile, device):
             self._graphs = applies(config.speed.graphs, device)
-            self._pass.compile(dynamic=False, mode="reduce-overhead" if self._graphs else None)
+            if mesh.layout.splits_weights:  # model and loss are not one graph then
+                self._pass.criterion = torch.compile(self._pass.criterion, dynamic=False)
+            for each in self._compiled(mesh):
+                each.compile(dynamic=False, mode="reduce-overhead" if self._graphs else None)
         self._config = config
         self._plan = plan
-        self._rank = group.rank
+        self._mesh = mesh
         self._device = device
+
+    def _spread(self, config: RunConfig, group: Group, mesh: Mesh) -> tuple[nn.Module, Silence]:
+        """The forward pass whose backward pass averages gradients over ranks, and what keeps them on this rank."""
+        if mesh.layout.uses_fsdp:
+            from tutti.parallel.shard import without_reduction
+
+            return self._pass, without_reduction(self.model)
+        if mesh.layout.tensor > 1:  # of one copy
+            return self._pass, nullcontext
+        on_bucket = self._squares.add_bucket if self._squares else None
+        spread = wrap_model(self._pass, config.ddp, group, mesh.device, self._all_gradients_there, on_bucket)
+        return spread, without_sync(spread)
+
+    def _compiled(self, mesh: Mesh) -> Iterable[nn.Module]:
+        """What is compiled, each for itself."""
+        if not mesh.layout.splits_weights:
+            return [self._pass]
+        from tutti.parallel.shard import find_compiled
+
+        return find_compiled(self.model)
 
     @property
     def parameters(self) -> int:
@@ -109,6 +154,10 @@ class TorchLearner:
     def gradient_bytes(self) -> int:
         """The bytes that ranks average in a step, in however many passes."""
         trained = [each for each in self.model.parameters() if each.requires_grad]
+        if self._mesh.layout.tensor > 1:
+            from tutti.parallel.tensor import held_bytes
+
+            return sum(held_bytes(each) for each in trained)
         return sum(each.nbytes for each in trained) if self._config.ddp.communicate else 0
 
     # A step.
@@ -121,7 +170,7 @@ class TorchLearner:
         if squares:
             squares.begin_step(self._step)
         for index, (inputs, targets) in enumerate(batch.micro_batches):
-            seed_pass(self._device, self._config.seed, batch.step, self._rank * passes + index)
+            self._seed_pass(batch, index)
             self.statistics.before_pass(index)
             with self._silence() if index < passes - 1 else nullcontext():  # ranks meet in the last pass
                 self._at(StepPart.FORWARD, self._step)
@@ -141,11 +190,17 @@ class TorchLearner:
             losses.append(loss.detach())
             self._window.add_loss(loss, self._plan.micro_batch)
             if measure:
-                self._window.add_metrics(outputs, targets, self._plan.micro_batch)
+                self._window.add_metrics(*self._whole(inputs, outputs, targets), self._plan.micro_batch)
         self.statistics.after_step()
         if squares:
             squares.end_step(self._step)
         return torch.stack(losses).mean() if passes > 1 else losses[0]
+
+    def _seed_pass(self, batch: RankBatch, index: int) -> None:
+        """Set what the random numbers of a micro-batch depend on, before its forward pass, and where it is repeated."""
+        micro_batch = self._mesh.data_rank * self._plan.passes + index
+        seed_pass(self._device, self._config.seed, batch.step, micro_batch)
+        self.masks.begin_pass(self._config.seed, batch.step, micro_batch)
 
     def clip_gradients(self) -> None:
         """Shorten the gradient to the recipe's norm, if it sets one."""
@@ -169,7 +224,7 @@ class TorchLearner:
         DDP settles its buckets in its first backward pass. Done aside, it leaves a resumed run to add up gradients
         in the same order as a run that was never stopped.
         """
-        window, self._window = self._window, Meter(self._metrics, self._device)
+        window, self._window = self._window, Meter(self._metrics, self._device, self._share)
         squares, self._squares = self._squares, None
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
@@ -213,20 +268,45 @@ class TorchLearner:
     def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
         """The totals of this rank's part of a dataset, to its end or while it goes on; a sample is on one rank."""
         self.model.eval()
-        meter = Meter(self._metrics, self._device)
-        per_rank_batch = self._config.batch.eval or self._plan.micro_batch
-        workers, seed = self._config.data.workers, self._config.seed
-        for inputs, targets in evaluation_batches(
-            data, group.rank, group.world_size, per_rank_batch, self._device, workers, seed
-        ):
+        meter = Meter(self._metrics, self._device, self._share)
+        size = self._config.batch.eval or self._plan.micro_batch
+        for (inputs, targets), counts in self._evaluation_batches(data, group, size):
             samples = count_samples(targets)
-            outputs, loss = self._predict(inputs, targets, is_full=samples == per_rank_batch)
-            meter.add_loss(loss, samples)
-            meter.add_metrics(outputs, targets, samples)
-            if not goes_on():
+            outputs, loss = self._predict(inputs, targets, is_full=samples == size)
+            outputs, targets = self._whole(inputs, outputs, targets)
+            if counts and loss is not None:
+                meter.add_loss(loss, samples)
+                meter.add_metrics(outputs, targets, samples)
+            if not self._all_go_on(goes_on, group):
                 break
         self.model.train()
         return meter.totals()
+
+    def _evaluation_batches(self, data: Any, group: Group, size: int) -> Iterator[tuple[Any, bool]]:
+        """This rank's evaluation batches, and whether they count; where ranks compute together, as many on each."""
+        mesh, workers, seed = self._mesh, self._config.data.workers, self._config.seed
+        ranks = mesh.layout.data_ranks
+        part = find_part(mesh.layout, mesh.rank)
+        batches = evaluation_batches(data, mesh.data_rank, ranks, size, self._device, workers, seed, part)
+        if mesh.layout.is_data_parallel:
+            return ((batch, True) for batch in batches)
+        spare = next(evaluation_batches(data, 0, len(data), 1, self._device, 0, seed, part))
+        return same_number(batches, lambda has: group.sum(torch.tensor([float(has)])).item() > 0, spare)
+
+    def _whole(self, inputs: Any, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Outputs and targets of whole samples, for metrics; every rank that shares the samples enters."""
+        if self._space is None or not self._space.gives_parts or not self._metrics:
+            return outputs, targets
+        cells = next(tensors_in(inputs)).shape[2:]
+        with torch.no_grad():
+            return self._space.gather(outputs, cells), self._space.gather(targets, cells)
+
+    def _all_go_on(self, goes_on: Callable[[], bool], group: Group) -> bool:
+        """Whether validation goes on; ranks that compute together end together."""
+        own = goes_on()
+        if self._mesh.layout.is_data_parallel:
+            return own
+        return group.sum(torch.tensor([float(own)])).item() == group.world_size
 
     def combine_ranks(self, group: Group) -> None:
         """Average the statistics of batch norm over ranks; every rank enters."""
@@ -244,6 +324,8 @@ class TorchLearner:
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a checkpoint into the model, the optimizer and the scaler of gradients."""
+        if self._mesh.layout.splits_weights:
+            store.check_optimizer(folder, self.model, self.optimizer, self._config.optim.name)
         store.load_state(folder, self.model, self.optimizer)
         self.scaler.load_state_dict(progress["scaler"])
 
@@ -251,8 +333,8 @@ class TorchLearner:
         """The state of the scaler of gradients."""
         return {"scaler": self.scaler.state_dict()}
 
-    def _predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor]:
-        """Outputs and loss of an evaluation batch; a ragged one is not worth compiling for."""
+    def _predict(self, inputs: Any, targets: Any, is_full: bool) -> tuple[Any, torch.Tensor | None]:
+        """Outputs and loss of an evaluation batch, if this rank has them; a ragged one is not worth compiling for."""
         forward = self._pass if is_full else self._pass.forward
         with self._autocast():
             return forward(self._laid_out(inputs), targets)
@@ -279,5 +361,4 @@ class TorchLearner:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """The precision of the recipe, for forward passes."""
-        dtype = _DTYPES.get(self._config.precision)
-        return torch.autocast(self._device.type, dtype) if dtype else nullcontext()
+        return autocast(self._config.precision, self._device)

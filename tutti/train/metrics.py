@@ -11,10 +11,13 @@ Metrics = Mapping[str, Callable[[Any, Any], torch.Tensor]]
 
 
 class Meter:
-    """Weighted sums of the loss and of the metrics over the samples of this rank."""
+    """Weighted sums of the loss and of the metrics over the samples of this rank.
 
-    def __init__(self, metrics: Metrics, device: torch.device) -> None:
-        self._metrics = list(metrics.values())
+    `share` is the weight of a sample, a part of 1 where several ranks have it: over all ranks, each counts once.
+    """
+
+    def __init__(self, metrics: Metrics, device: torch.device, share: float = 1.0) -> None:
+        self._metrics, self._share = list(metrics.values()), share
         self._sums = [torch.zeros((), dtype=torch.float64, device=device) for _ in ("loss", *metrics)]
         self._weights = [0.0] * len(self._sums)
 
@@ -23,7 +26,7 @@ class Meter:
         self._add(0, loss.detach(), samples)
 
     def add_metrics(self, outputs: Any, targets: Any, samples: int) -> None:
-        """Measure a batch; a metric gives one value a sample, or a mean."""
+        """Measure a batch; a metric gives one value a sample, one for each place of a sample, or a mean."""
         with torch.no_grad():
             for index, metric in enumerate(self._metrics, start=1):
                 self._add(index, torch.as_tensor(metric(outputs, targets)), samples)
@@ -50,10 +53,11 @@ class Meter:
 
     def _add(self, index: int, value: torch.Tensor, samples: int) -> None:
         if value.ndim:
-            self._sums[index].add_(value.sum(dtype=torch.float64))
+            of_samples = value.flatten(1).mean(1) if value.ndim > 1 else value
+            self._sums[index].add_(of_samples.sum(dtype=torch.float64), alpha=self._share)
         else:
-            self._sums[index].add_(value, alpha=samples)
-        self._weights[index] += samples
+            self._sums[index].add_(value, alpha=samples * self._share)
+        self._weights[index] += samples * self._share
 
 
 def weighted_means(names: Sequence[str], totals: Sequence[float]) -> dict[str, float]:
@@ -78,6 +82,22 @@ def top5(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """1 where the right class is among the five highest scores."""
     highest = output.topk(min(5, output.shape[-1]), -1).indices
     return (highest == target.unsqueeze(-1)).any(-1).float()
+
+
+class CrossEntropy(nn.CrossEntropyLoss):
+    """Cross entropy of class scores.
+
+    Sequences have the scores of their places last, as (samples, places, classes); otherwise classes are second, as
+    torch has them.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing)
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if outputs.ndim > 2 and outputs.shape[:-1] == targets.shape:
+            outputs, targets = outputs.flatten(0, -2), targets.flatten()
+        return super().forward(outputs, targets)
 
 
 _LOG_DENSITY_SCALE = 14.0  # channel 0 holds log(density) / 14

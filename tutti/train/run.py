@@ -2,19 +2,24 @@
 
 import os
 import platform
+import re
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from tutti import units
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
-from tutti.errors import Cause, Interrupted, TuttiError
+from tutti.errors import Cause, Interrupted, OutOfMemory, TuttiError, cause_of, summarise_error
+from tutti.ranks.device import peak_memory
 from tutti.ranks.failures import name_signal
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, check_same_code
 from tutti.ranks.hang_detection import Monitor
@@ -23,7 +28,14 @@ from tutti.ranks.process import launch_line
 from tutti.runs.files import remove_unfinished
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
 from tutti.runs.output import captured_output, log_traceback
-from tutti.runs.record import SEGMENTS_VARIABLE, Record, check_segments, count_segments, summarise_epochs
+from tutti.runs.record import (
+    PREDICTED_VARIABLE,
+    SEGMENTS_VARIABLE,
+    Record,
+    check_segments,
+    count_segments,
+    summarise_epochs,
+)
 from tutti.train.build import Framework, agreed, build_job
 from tutti.train.job import Job
 
@@ -183,7 +195,7 @@ def _run_in(
                 begin_record(record, config, rank.group, rank.machine, resumed_from=str(resume) if resume else None)
             cores = _cores(rank.group, rank.machine)
             try:
-                with monitor.explained(), _on_signals(_stop_at_start(folder)):
+                with monitor.explained(), _memory_named(rank.group, folder), _on_signals(_stop_at_start(folder)):
                     job = build_job(framework, config, rank.group, monitor, rank.device, folder, resume)
             except BaseException as error:
                 if rank.group.is_first:
@@ -192,7 +204,7 @@ def _run_in(
             if rank.group.is_first:
                 segment = record.content["segments"][-1]
                 segment["hosts"], segment["cores"] = rank.group.hosts, cores
-            _train(framework, job, record, lambda: _announce(job, rank.machine, cores, resume))
+            _train(framework, job, record, rank.device, lambda: _announce(job, rank.machine, cores, resume))
             return job
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
@@ -200,17 +212,22 @@ def _run_in(
             raise
 
 
-def _train(framework: Framework, job: Job[Any], record: Record, announce: Callable[[], None]) -> None:
+def _train(
+    framework: Framework, job: Job[Any], record: Record, device: torch.device, announce: Callable[[], None]
+) -> None:
     """Train a job, and write into the record how that ended."""
     is_first, folder = job.group.is_first, job.folder
     try:
         if is_first:
             record.content["plan"] = _facts(job)
+            if predicted := os.environ.get(PREDICTED_VARIABLE):
+                record.note_memory(predicted_peak_bytes=int(predicted))
             record.write()
             write_config(folder, job.config.as_yaml())
             announce()
-        with job.monitor.explained():
+        with job.monitor.explained(), _memory_named(job.group, folder, job):
             framework.train(job)
+        record.note_memory(measured_peak_bytes=max(job.group.gather(peak_memory(device))))
         for line in job.describe_stop():
             job.journal.say(line)
         if is_first and job.config.log.noise_scale:
@@ -220,6 +237,7 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
     except BaseException as error:
         job.close()
         if is_first:
+            record.note_memory(measured_peak_bytes=peak_memory(device))  # of this rank: others may be gone
             record.fail(error, _state_of(error), step=job.step, **_slow_ranks(job))
         raise
     job.close()
@@ -229,9 +247,38 @@ def _train(framework: Framework, job: Job[Any], record: Record, announce: Callab
         record.end("finished", step=job.step, **_results(job), **epochs, **more)
 
 
+def _describe_allocation(error: BaseException) -> str:
+    """What an allocator has refused, from the text of its error."""
+    found = re.search(r"(?:[Tt]ried|Unable) to allocate ([\d.]+ \w+)", str(error))
+    if found is None:
+        return summarise_error(error).rstrip(".")
+    asked = found[1]
+    return f"an allocation of {units.size(int(asked.split()[0])) if asked.endswith(' bytes') else asked} failed"
+
+
+@contextmanager
+def _memory_named(group: Group, folder: RunFolder, job: Job[Any] | None = None) -> Iterator[None]:
+    """Replace the error of an allocator by one of ours, without the frames that hold what was allocated."""
+    found = ""
+    try:
+        yield
+        return
+    except Exception as error:
+        if isinstance(error, TuttiError) or cause_of(error) is not Cause.OUT_OF_MEMORY:
+            raise
+        log_traceback()
+        found = _describe_allocation(error)
+        traceback.clear_frames(error.__traceback__)
+    when = "before the first step" if job is None else f"in step {job.step + 1:,}"
+    named = OutOfMemory(f"rank {group.rank} on host {platform.node()} ran out of memory {when}: {found}.")
+    named.record = folder.record
+    named.rank, named.step = group.rank, None if job is None else job.step + 1
+    raise named
+
+
 def _discard(folder: RunFolder, record: Record, is_new: bool, error: BaseException) -> None:
     """Remove the folder of a run that never began; one that could not be resumed keeps what it had."""
-    if is_new and isinstance(error, TuttiError) and error.cause != Cause.INTERRUPTED:
+    if is_new and isinstance(error, TuttiError) and error.cause not in (Cause.INTERRUPTED, Cause.OUT_OF_MEMORY):
         remove_folder(folder)
     else:
         record.fail(error, _state_of(error))
@@ -261,11 +308,14 @@ def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | Non
         f"{config.recipe}: {config.model.name} ({job.learner.parameters:,} parameters){made_of} on {config.data.name}, "
         f"{plan.train_samples:,} training samples"
     )
+    layout = plan.layout
     job.journal.say(
         f"{plan.world_size} rank(s) on {machine.device}, {machine.threads} thread(s) each; "
-        f"global batch {plan.global_batch} = {plan.world_size} x {plan.per_rank_batch}{accumulated}; "
+        f"global batch {plan.global_batch} = {layout.data_ranks} x {plan.per_rank_batch}{accumulated}; "
         f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
     )
+    for line in (*layout.notes, *(() if layout.is_data_parallel else (f"layout: {layout.line()}",))):
+        job.journal.say(line)
     for rank, bound in enumerate((cores or [])[:_MOST_LINES]):
         job.journal.say(f"rank {rank} on host {bound['host']}: {bound['line']}")
     if note := getattr(job.loader.dataset, "note", None):

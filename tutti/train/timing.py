@@ -173,12 +173,13 @@ def combine(rows: Sequence[Mapping[StepPart, float]], seconds: float) -> dict[st
     """The fields of a log window about the parts of its steps, from those of every rank.
 
     Ranks that arrive early at an exchange of gradients wait there for the others: the least time that any rank was in
-    it is the exchange itself, and what the others were in it beyond that is waiting.
+    it is the exchange itself, and what the others were in it beyond that is waiting. Sharded weights are exchanged
+    within the passes: then no rank has time of its own for it, and nothing is said of it.
     """
     means = {part: fmean(row[part] for row in rows) for part in TIMED}
     exchange = min(row[StepPart.COMMUNICATION] for row in rows)
     fields = {f"{part.key}_seconds": value for part, value in means.items()} | {"communication_seconds": exchange}
-    if len(rows) > 1:
+    if len(rows) > 1 and means[StepPart.COMMUNICATION]:
         fields["waiting_seconds"] = means[StepPart.COMMUNICATION] - exchange
         fields["communication_share"] = exchange / seconds
         fields["waiting_share"] = fields["waiting_seconds"] / seconds

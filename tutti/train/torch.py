@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,9 +19,11 @@ from tutti.config.load import resolve_values
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
-from tutti.data.dataset import check_classes
+from tutti.data.dataset import check_classes, find_part
 from tutti.errors import ConfigError
 from tutti.optim.optimizers import build_optimizer
+from tutti.parallel.dropout import is_whole
+from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import applies
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
@@ -33,6 +35,9 @@ from tutti.train.learner import TorchLearner, put_channels_last
 from tutti.train.loop import train
 from tutti.train.metrics import Metrics
 from tutti.train.run import TrainingResult, run_rank
+
+if TYPE_CHECKING:
+    from tutti.parallel.space.mode import SpaceMode
 
 _ADAPTED_SAMPLES = 5000
 
@@ -61,11 +66,13 @@ class TorchParts:
     optimizer_name: str
     train_data: Any
     valid_data: Any
+    space: "SpaceMode | None" = None  # of samples that are split in space
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of another model or optimizer."""
         check_model(folder, manifest, model_shape(self.model))
-        check_optimizer(folder, self.model, self.optimizer, self.optimizer_name)
+        if not self.plan.layout.splits_weights:  # else the learner does it: here the state would be of all weights
+            check_optimizer(folder, self.model, self.optimizer, self.optimizer_name)
 
     def make_learner(
         self,
@@ -75,9 +82,32 @@ class TorchParts:
         at: Callable[[StepPart, int], None] = lambda *_: None,
     ) -> TorchLearner:
         """The learner of these parts; every rank enters."""
-        return TorchLearner(
-            config, self.plan, group, device, self.model, self.criterion, self.optimizer, self.metrics, at
+        mesh = Mesh(self.plan.layout, group.rank, device)
+        optimizer, locate = self.optimizer, is_whole
+        if config.parallel.recompute != "none" or not mesh.layout.is_data_parallel:
+            from tutti.train.spread import spread_model
+
+            locate = spread_model(self.model, config, self.plan, mesh, self.train_data, self.space)
+        if mesh.layout.stages > 1:
+            from tutti.train.pipeline import build_staged_learner
+
+            return build_staged_learner(
+                config, self.plan, group, mesh, self.model, self.criterion, self.metrics, self.train_data, at
+            )
+        if mesh.layout.splits_weights:
+            optimizer = build_optimizer(config.optim, self.model.parameters())
+        if self.space is not None:
+            self.space.connect(*mesh.neighbours)
+        kind = TorchLearner
+        if mesh.layout.sequence > 1:
+            from tutti.train.sequence import SequenceLearner
+
+            kind = SequenceLearner
+        learner = kind(
+            config, self.plan, group, mesh, self.model, self.criterion, optimizer, self.metrics, at, self.space
         )
+        learner.masks.locate = locate
+        return learner
 
 
 class TorchFramework:
@@ -152,7 +182,7 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
     train_data, valid_data = objects.train_data, objects.valid_data
     if train_data is None:
         train_data, valid_data = build_data(config, placement, device)
-    plan = make_plan(config, placement.world_size, len(train_data))
+    plan = make_plan(config, placement.world_size, len(train_data), placement.local_size)
     schedule = make_schedule(config, plan)
     _check_graphs(config, plan, device)
     torch.manual_seed(config.seed)  # the same first weights on every rank
@@ -164,27 +194,66 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
             if (value := getattr(train_data, name, None)) is not None
         }
         check_classes(train_data, valid_data)
-        model = parts.call(config.model.locate(), "model", config.model.options(), **shapes)
+        model = _build_model(config, plan, shapes)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model.name={config.model.name!r} gave a {type(model).__name__}: expected a torch.nn.Module."
         )
-    model.to(device)
-    if applies(config.speed.channels_last, device):
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        model.to(device)
+    # FSDP2 takes contiguous weights only.
+    if applies(config.speed.channels_last, device) and not plan.layout.splits_weights:
         put_channels_last(model)
     if isinstance(getattr(model, "fold", None), bool):
-        model.fold = applies(config.speed.fold, device)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        model.fold = applies(config.speed.fold, device) and plan.layout.parts == 1  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     if hasattr(model, "adapt_to_data"):
         _adapt(model, train_data, device)
     metrics = config.metric_functions() if objects.metrics is None else objects.metrics
     check_best(config, metrics)
     check_stop(config, metrics, validates=valid_data is not None)
-    criterion = objects.loss or _build_loss(config)
+    criterion = objects.loss or build_loss(config)
     if isinstance(criterion, nn.Module):
         criterion.to(device)
+    if plan.layout.stages > 1:
+        from tutti.parallel.chain import check_chain
+
+        check_chain(model, config.parallel, plan.layout.stages)
+    if plan.layout.tensor > 1:
+        from tutti.parallel.tensor import check_tensor
+
+        check_tensor(model, plan.layout.tensor)
+    if plan.layout.sequence > 1:
+        from tutti.train.sequence import check_sequences
+
+        check_sequences(config, plan, model, criterion, train_data, device)
     optimizer = build_optimizer(config.optim, model.parameters())
-    name = config.optim.name
-    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data)
+    name, space = config.optim.name, None
+    if (part := find_part(plan.layout, placement.rank)) is not None:
+        from tutti.train.spread import split_model
+
+        space = split_model(config, model, criterion, train_data, part, device)
+        train_data, valid_data = (
+            data.for_part(part) if hasattr(data, "for_part") else data for data in (train_data, valid_data)
+        )
+    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data, space)
+
+
+def _build_model(config: RunConfig, plan: Plan, shapes: dict[str, Any]) -> Any:
+    """The recipe's model: whole, or on the meta device if ranks share its weights and can make their parts of them."""
+    target = config.model.locate()
+    build = functools.partial(parts.call, target, "model", config.model.options(), **shapes)
+    kind = target if isinstance(target, type) else getattr(target, "__annotations__", {}).get("return")
+    if plan.layout.splits_weights and hasattr(kind, "init_parameter"):
+        with torch.device("meta"):
+            model = build()
+        if not any(True for _ in model.buffers()):  # nothing would fill them
+            return model
+    model = build()
+    if isinstance(model, nn.Module) and hasattr(model, "init_parameter"):
+        from tutti.parallel.shard import init_parameters
+
+        init_parameters(model, config.seed)
+    return model
 
 
 def _check_graphs(config: RunConfig, plan: Plan, device: torch.device) -> None:
@@ -208,7 +277,7 @@ def _adapt(model: Any, train_data: Any, device: torch.device) -> None:
     model.adapt_to_data(train_data.batch(ids, None)[0].to(device))
 
 
-def _build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
+def build_loss(config: RunConfig) -> Callable[[Any, Any], torch.Tensor]:
     """A loss class is built with the recipe's options; a function gets them in every call."""
     target, options = config.loss.locate(), config.loss.options()
     if isinstance(target, type):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.config.layout import Layout
 from tutti.config.parts import NbodyOptions
 from tutti.config.plan import Plan
 from tutti.data.loader import Loader
@@ -68,7 +69,7 @@ def choices(samples: int, draws: bool, symmetries: bool = True, side: int = SIDE
 
 def steps(data: NbodyCrops, ranks: int = 1, rank: int = 0, seed: int = 5) -> list[torch.Tensor]:
     """Inputs and targets of two epochs, epochs x samples of this rank."""
-    plan = Plan(ranks, 8, 8 // ranks, 8 // ranks, len(data), 2)
+    plan = Plan(Layout(ranks), 8, 8 // ranks, 8 // ranks, len(data), 2)
     batches = Loader(data, plan, SampleOrder(plan, seed), rank, CPU, 0, prefetch=0).steps(0)
     return [torch.stack(part) for part in zip(*(batch.micro_batches[0] for batch in batches), strict=True)]
 

@@ -1,6 +1,7 @@
 """Crops from memory, disk and a device: the same numbers for any layout of the file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tutti.data.dataset import Part
 from tutti.data.nbody import sources
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, open_box, read_field
 from tutti.data.nbody.sources import (
@@ -198,3 +200,23 @@ def test_a_whole_field_is_read_as_it_is(tmp_path: Path) -> None:
         for name, field in FIELDS.items():
             found = read_field(box, name)
             assert found.dtype == np.float32 and np.array_equal(found, field)
+
+
+@pytest.mark.parametrize("parts", [(2,), (1, 4), (2, 2, 1), (4, 1, 2)])
+def test_a_part_is_cut_from_the_crop_under_its_symmetry(tmp_path: Path, parts: tuple[int, ...]) -> None:
+    choices, box = every_symmetry(), write(tmp_path / "box.h5", chunks=(2, 5, 5, 5))
+    packed = write(tmp_path / "packed.h5", chunks=(2, 5, 5, 5), compression="gzip")
+    opened: list[Source] = [
+        HostSource(InMemory(FIELDS), CROP, CPU, threads=2),
+        HostSource(read_disk(box), CROP, CPU, threads=1),
+        HostSource(read_disk(packed), CROP, CPU, threads=1),
+        DeviceSource(iter(FIELDS.items()), CROP, CPU, compiled=False),
+    ]
+    wanted = expected(choices)
+    for place in np.ndindex(*parts):
+        part = Part(parts, tuple(int(index) for index in place))
+        window = tuple(slice(start, start + size) for start, size in part.window([CROP] * 3))
+        for source in opened:
+            found = source.crops(replace(choices, part=part))
+            for crops, whole in zip(found, wanted, strict=True):
+                assert torch.equal(crops, whole[(..., *window)])

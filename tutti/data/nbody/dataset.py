@@ -1,11 +1,13 @@
 """Crops of simulation boxes as a dataset: inputs from the N-body fields, targets from the hydro fields."""
 
+import copy
 import os
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from tutti.data.dataset import Part
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
 from tutti.data.nbody.make import make_nbody
 from tutti.data.nbody.sources import IDENTITY, Choices, DeviceSource, HostSource, InMemory, Source, read_disk
@@ -28,10 +30,17 @@ class NbodyCrops:
         self._source, self._side, self._crop, self._samples = source, side, crop, samples
         self._symmetries, self._vectors = symmetries, vectors
         self.note = note  # which source is used, and why
+        self.part: Part | None = None
         self.input_shape = (CHANNELS["Nbody"], crop, crop, crop)
 
     def __len__(self) -> int:
         return self._samples
+
+    def for_part(self, part: Part) -> "NbodyCrops":
+        """The same crops, of which one part is read."""
+        found = copy.copy(self)
+        found.part = part
+        return found
 
     def batch(self, ids: torch.Tensor, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
         places = draws or Draws(_VALIDATION_SEED, 0, ids)
@@ -39,7 +48,7 @@ class NbodyCrops:
         symmetries = torch.full_like(ids, IDENTITY)
         if draws is not None and self._symmetries:
             symmetries = draws.integers(0, _SYMMETRIES - 1)
-        return self._source.crops(Choices(corners.numpy(), symmetries.numpy(), self._vectors))
+        return self._source.crops(Choices(corners.numpy(), symmetries.numpy(), self._vectors, self.part))
 
 
 def nbody(

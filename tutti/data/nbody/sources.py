@@ -4,7 +4,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import torch
 
+from tutti.data.dataset import Part
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, check_finite, reading
 
 # One row per symmetry: the source axis of each result axis, and whether that axis is reversed.
@@ -46,14 +47,27 @@ def channel_sources(scalars: int, symmetry: int, vectors: bool) -> list[tuple[in
 
 @dataclass(frozen=True)
 class Choices:
-    """The first cell and the symmetry of each crop of a batch."""
+    """The first cell and the symmetry of each crop of a batch, and which part of the crops is wanted."""
 
     corners: np.ndarray  # samples x 3
     symmetries: np.ndarray  # samples
     vectors: bool = True
+    part: Part | None = None
 
     def __len__(self) -> int:
         return len(self.symmetries)
+
+    def window(self, crop: int) -> list[tuple[int, int]]:
+        """The first cell and the number of cells of the wanted part, along the axes of a crop under its symmetry."""
+        return [(0, crop)] * 3 if self.part is None else self.part.window([crop] * 3)
+
+    def block(self, sample: int, crop: int) -> tuple[np.ndarray, list[int]]:
+        """Where the wanted part of a crop is in the box: its first cell, and its cells along each axis."""
+        corner, sizes, symmetry = self.corners[sample].copy(), [crop] * 3, int(self.symmetries[sample])
+        for (start, size), axis, flip in zip(self.window(crop), AXES[symmetry], FLIPS[symmetry], strict=True):
+            corner[axis] += crop - start - size if flip else start
+            sizes[axis] = size
+        return corner, sizes
 
 
 class Source(Protocol):
@@ -81,20 +95,20 @@ class HostSource:
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
         if self._device.type != "cuda":
-            inputs, targets = (self._tensor_pool.take(self._shape(name, len(choices))) for name in CHANNELS)
+            inputs, targets = (self._tensor_pool.take(shape) for shape in self._shapes(choices))
             self._fill(choices, inputs, targets)
             return inputs, targets
-        slot = self._next_slot(len(choices))
+        slot = self._next_slot(self._shapes(choices))
         slot.wait()
         self._fill(choices, *slot.tensors)
         return slot.send(self._device)
 
-    def _shape(self, name: str, samples: int) -> tuple[int, ...]:
-        return samples, CHANNELS[name], *[self._crop] * 3
+    def _shapes(self, choices: Choices) -> list[tuple[int, ...]]:
+        sizes = [size for _, size in choices.window(self._crop)]
+        return [(len(choices), channels, *sizes) for channels in CHANNELS.values()]
 
-    def _next_slot(self, samples: int) -> "_Pinned":
-        if not self._pinned or len(self._pinned[0].tensors[0]) != samples:
-            shapes = [self._shape(name, samples) for name in CHANNELS]
+    def _next_slot(self, shapes: list[tuple[int, ...]]) -> "_Pinned":
+        if not self._pinned or self._pinned[0].tensors[0].shape != shapes[0]:
             pairs = ([torch.empty(shape, pin_memory=True) for shape in shapes] for _ in range(2))
             self._pinned = [_Pinned(tensors) for tensors in pairs]
         self._turn = 1 - self._turn
@@ -115,9 +129,9 @@ class HostSource:
 
         A crop from memory is copied channel by channel through the first cube of the block, which needs less cache.
         """
-        symmetry, corner = int(choices.symmetries[sample]), choices.corners[sample]
-        block = self._block()[: len(out)]
-        window = self._read.window(name, corner, self._crop) if isinstance(self._read, InMemory) else None
+        symmetry, (corner, sizes) = int(choices.symmetries[sample]), choices.block(sample, self._crop)
+        block = self._block(sizes)[: len(out)]
+        window = self._read.window(name, corner, sizes) if isinstance(self._read, InMemory) else None
         if window is None:
             self._read(name, corner, block)
         turned = transformed(block, symmetry)
@@ -127,12 +141,13 @@ class HostSource:
                 source = 0
             (np.copyto if sign > 0 else _negate)(out[channel], turned[source])
 
-    def _block(self) -> np.ndarray:
+    def _block(self, sizes: list[int]) -> np.ndarray:
         """Returns the block of this thread; rows are padded, because strides of powers of two conflict in caches."""
-        if not hasattr(self._local, "block"):
-            side, channels = self._crop, max(CHANNELS.values())
-            self._local.block = np.empty((channels, side, side + 2, side + 8), np.float32)[:, :, :side, :side]
-        return self._local.block
+        shape = max(CHANNELS.values()), sizes[0], sizes[1] + 2, sizes[2] + 8
+        needed = math.prod(shape)
+        if not hasattr(self._local, "memory") or self._local.memory.size < needed:
+            self._local.memory = np.empty(needed, np.float32)
+        return self._local.memory[:needed].reshape(shape)[:, :, : sizes[1], : sizes[2]]
 
 
 def _negate(out: np.ndarray, values: np.ndarray) -> None:
@@ -193,11 +208,11 @@ class InMemory:
         self._fields = fields
 
     def __call__(self, name: str, corner: np.ndarray, out: np.ndarray) -> None:
-        np.copyto(out, self.window(name, corner, out.shape[1]))
+        np.copyto(out, self.window(name, corner, out.shape[1:]))
 
-    def window(self, name: str, corner: np.ndarray, size: int) -> np.ndarray:
+    def window(self, name: str, corner: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
         """Returns a view of a crop."""
-        return self._fields[name][_window(corner, size)]
+        return self._fields[name][_window(corner, sizes)]
 
 
 def read_disk(box: BoxFile) -> Read:
@@ -235,7 +250,7 @@ class _MappedChunks:
     def read(self, corner: np.ndarray, out: np.ndarray) -> None:
         """Reads a crop with all its channels."""
         channels, *sizes = self._chunk
-        ranges = [(int(start), out.shape[1], size) for start, size in zip(corner, sizes, strict=True)]
+        ranges = [(int(start), cells, size) for start, cells, size in zip(corner, out.shape[1:], sizes, strict=True)]
         together = self._even(
             [slice(start // size, (start + length - 1) // size + 1) for start, length, size in ranges]
         )
@@ -307,14 +322,14 @@ def _library(box: BoxFile) -> Read:
 
     def read(name: str, corner: np.ndarray, out: np.ndarray) -> None:
         with lock, reading(box.path, name):
-            np.copyto(out, file[name][_window(corner, out.shape[1])])
+            np.copyto(out, file[name][_window(corner, out.shape[1:])])
 
     return read
 
 
-def _window(corner: np.ndarray, size: int) -> tuple[slice, ...]:
+def _window(corner: np.ndarray, sizes: Sequence[int]) -> tuple[slice, ...]:
     """Returns the slices of a crop with all its channels."""
-    return slice(None), *(slice(int(start), int(start) + size) for start in corner)
+    return slice(None), *(slice(int(start), int(start) + size) for start, size in zip(corner, sizes, strict=True))
 
 
 class DeviceSource:
@@ -333,24 +348,25 @@ class DeviceSource:
 
     def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
         side = len(self._fields["Nbody"])
+        sizes = tuple(size for _, size in choices.window(self._crop))
         strides = torch.from_numpy(_first_and_strides(choices, self._crop, side))
         channels = torch.from_numpy(np.stack([_channels_and_signs(name, choices) for name in CHANNELS]))
         if self._device.type == "cuda":
             strides, channels = (t.pin_memory().to(self._device, non_blocking=True) for t in (strides, channels))
         inputs, targets = (
-            self._gather(field, strides, channels[place, :, :, : CHANNELS[name]], self._crop)
+            self._gather(field, strides, channels[place, :, :, : CHANNELS[name]], sizes)
             for place, (name, field) in enumerate(self._fields.items())
         )
         return inputs, targets
 
 
-def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, crop: int) -> torch.Tensor:
-    """Returns crops of a field, samples x channels x crop^3, in channels-last memory format."""
+def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Returns crops of a field, samples x channels x sizes, in channels-last memory format."""
     if field.numel() < 2**31:
         strides, channels = strides.int(), channels.int()  # faster index arithmetic on a GPU
-    steps = torch.arange(crop, device=field.device, dtype=strides.dtype)
+    depth, height, width = (torch.arange(size, device=field.device, dtype=strides.dtype) for size in sizes)
     first, along = strides[:, 0].view(-1, 1, 1, 1), strides[:, 1:].reshape(-1, 3, 1, 1, 1)
-    cells = first + along[:, 0] * steps.view(-1, 1, 1) + along[:, 1] * steps.view(-1, 1) + along[:, 2] * steps
+    cells = first + along[:, 0] * depth.view(-1, 1, 1) + along[:, 1] * height.view(-1, 1) + along[:, 2] * width
     spread = (len(strides), 1, 1, 1, -1)
     index = cells.unsqueeze(-1) * field.shape[-1] + channels[0].view(spread)
     return (field.view(-1)[index] * channels[1].view(spread)).permute(0, 4, 1, 2, 3)
@@ -369,8 +385,10 @@ def _first_and_strides(choices: Choices, crop: int, side: int) -> np.ndarray:
     strides = np.array([side * side, side, 1])
     axes, flips = AXES[choices.symmetries], FLIPS[choices.symmetries]
     along = strides[axes]
-    first = choices.corners @ strides + (along * (crop - 1) * flips).sum(1)
-    return np.concatenate([first[:, None], np.where(flips, -along, along)], axis=1)
+    signed = np.where(flips, -along, along)
+    starts = np.array([start for start, _ in choices.window(crop)])
+    first = choices.corners @ strides + (along * (crop - 1) * flips).sum(1) + (signed * starts).sum(1)
+    return np.concatenate([first[:, None], signed], axis=1)
 
 
 def _channels_and_signs(name: str, choices: Choices) -> np.ndarray:

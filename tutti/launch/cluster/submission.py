@@ -234,7 +234,7 @@ def prepare(
     resources = settle(wishes, site, config.recipe)
     check_noise_scale(config, resources.ranks)
     samples = config.data.train_samples()
-    make_plan(config, resources.ranks, sys.maxsize if samples is None else samples)
+    make_plan(config, resources.ranks, sys.maxsize if samples is None else samples, resources.ranks_per_node)
     return Submission(recipe, config, site, resources, max_requeues, preflight)
 
 
