@@ -116,7 +116,7 @@ def _print_phases(measurement: "Measurement") -> None:
         f"{units.count(measurement.threads, 'thread')} each; {measurement.per_rank_batch} samples a rank and step; "
         f"{measurement.trials} trials\n"
     )
-    rows = []
+    rows, shares_of_batch = [], measurement.global_batch / measurement.per_rank_batch  # ranks may share samples
     for name, figure in [*shares.alone.items(), ("whole", shares.whole)]:
         samples = measurement.per_rank_batch * (2 if name == "double" else 1)
         rate = samples / figure.median if figure.median and name != "exchange" else None
@@ -127,7 +127,7 @@ def _print_phases(measurement: "Measurement") -> None:
                 f"{figure.median * 1e3:,.3f}",
                 units.percent(figure.relative_spread),
                 units.number(rate) if rate else "",
-                units.number(rate * measurement.ranks) if rate else "",
+                units.number(rate * shares_of_batch) if rate else "",
                 f"{slowest}" if measurement.ranks > 1 else "",
                 PHASES[name],
             ]

@@ -10,7 +10,7 @@ from tutti.cli.options import MARKUP, LazyCommands
 from tutti.errors import TuttiError
 
 # The module of each command, in the order of `tutti --help`.
-MODULES = {name: name for name in ("train", "run", "doctor", "bench", "tune", "profile", "scale", "sweep")}
+MODULES = {name: name for name in ("train", "run", "plan", "doctor", "bench", "tune", "profile", "scale", "sweep")}
 MODULES |= {
     "forecast": "forecast.forecast",
     "propose": "forecast.propose",

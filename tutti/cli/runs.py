@@ -14,7 +14,19 @@ from tutti.report.runs import RunOutcome, difference_rows, read_run, result_rows
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import RunSummary, find_run, find_runs, name_runs
 
-_TITLES = ("recipe", "state", "ranks", "epochs", "metrics", "samples/s", "batch", "time", "run folder")
+_TITLES = (
+    "recipe",
+    "state",
+    "ranks",
+    "epochs",
+    "metrics",
+    "samples/s",
+    "batch",
+    "time",
+    "memory",
+    "predicted",
+    "run folder",
+)
 _ORDERS: dict[str, Callable[[RunSummary], str | float | None]] = {
     "recipe": lambda run: run.recipe,
     "ranks": lambda run: run.ranks,
@@ -22,6 +34,7 @@ _ORDERS: dict[str, Callable[[RunSummary], str | float | None]] = {
     "batch": lambda run: run.global_batch,
     "time": lambda run: run.training_seconds,
     "samples/s": lambda run: run.samples_per_second,
+    "memory": lambda run: run.memory.get("measured_peak_bytes"),
 }
 
 
@@ -35,10 +48,10 @@ def runs(
     recipe: Annotated[str | None, typer.Argument(help="Only the runs of this recipe.")] = None,
     out: RunsFolder = Path("runs"),
     sort: Annotated[
-        str, typer.Option(help="started, recipe, ranks, batch, time, samples/s, or a metric; the best is last.")
+        str, typer.Option(help="started, recipe, ranks, batch, time, samples/s, memory, or a metric; the best is last.")
     ] = "started",
 ) -> None:
-    """List run folders with their ranks, epochs, metrics and speed."""
+    """List run folders with their ranks, epochs, metrics, speed, and the memory of a rank at its peak."""
     if not out.is_dir():
         raise FolderError(f"{out}: no such folder of runs. Train something first, or name the folder with --out.")
     found = find_runs(out, recipe)
@@ -68,7 +81,10 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     rate = "" if run.samples_per_second is None else units.number(run.samples_per_second)
     batch = "" if run.global_batch is None else units.count(run.global_batch)
     time = "" if run.training_seconds is None else units.duration(run.training_seconds, keep_zeros=True)
-    return run.recipe, run.state, str(run.ranks), str(run.epochs), metrics, rate, batch, time, str(run.folder.path)
+    peaks = (run.memory.get(f"{name}_peak_bytes") for name in ("measured", "predicted"))
+    memory = ("" if peak is None else units.size(peak) for peak in peaks)
+    counts = str(run.ranks), str(run.epochs)
+    return run.recipe, run.state, *counts, metrics, rate, batch, time, *memory, str(run.folder.path)
 
 
 @app.command(

@@ -4,6 +4,8 @@ import functools
 import os
 import signal
 import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +20,13 @@ from tutti.config.load import Resolved, resolve
 from tutti.config.plan import make_plan
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, ConfigError, Interrupted
+from tutti.errors import Cause, CheckpointError, ConfigError, Interrupted, OutOfMemory
 from tutti.ranks.cores import threads_per_rank
+from tutti.ranks.failures import NOTES_VARIABLE
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, write_config
-from tutti.runs.record import SEGMENTS_VARIABLE, count_segments, read_record, state_of
+from tutti.runs.record import PREDICTED_VARIABLE, SEGMENTS_VARIABLE, Record, count_segments, read_record, state_of
 
 app = typer.Typer()
 
@@ -93,6 +96,7 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
 
     start_fork_server(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
+    _foresee_memory(config, ranks, ranks)
     more = []
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
@@ -106,7 +110,43 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     more += ["--preflight"] if preflight else []
     arguments = ["-m", "tutti", "train", str(folder.config), *more]
     os.environ[SEGMENTS_VARIABLE] = str(seen)
-    finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True))
+    from tutti.train.memory import count_kills
+
+    kills = count_kills()
+    failure = start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True)
+    if failure is not None and failure.cause == Cause.RANK_LOST and not failure.said and count_kills() > kills:
+        text = f"rank {failure.rank} on host {failure.host} was killed by the kernel, which had no memory left."
+        failure = replace(failure, cause=Cause.OUT_OF_MEMORY, text=text, said=True)
+    memory = {}
+    if failure is not None and failure.cause == Cause.OUT_OF_MEMORY:
+        text, memory = _advise(config, failure.text, ranks, ranks)
+        failure = replace(failure, text=text)
+    finish(folder, failure, memory)
+
+
+def _foresee_memory(config: RunConfig, ranks: int, local_size: int) -> None:
+    """Warn where ranks would need more memory than they have; what was predicted is for the record of rank 0."""
+    from tutti.memory.estimate import could_matter
+
+    os.environ.pop(PREDICTED_VARIABLE, None)
+    if not could_matter(config, ranks, local_size):
+        return
+    from tutti.memory.warning import foresee
+
+    if (found := foresee(config, ranks, local_size)) is not None:
+        os.environ[PREDICTED_VARIABLE] = str(found.peak_bytes)
+        if found.text:
+            print(found.text, file=sys.stderr, flush=True)
+
+
+def _advise(config: RunConfig, text: str, ranks: int, local_size: int) -> tuple[str, dict[str, int]]:
+    """The message of a rank that has run out of memory with what to set, and what is predicted for the record."""
+    from tutti.memory.warning import advise
+
+    found = advise(config, ranks, local_size)
+    if found is None:
+        return f"{text} Lower the batch of a rank, or start more ranks.", {}
+    return f"{text} {found.text[0].upper()}{found.text[1:]}", {"predicted_peak_bytes": found.peak_bytes}
 
 
 def is_finished(
@@ -182,7 +222,7 @@ def _train_as_rank(
         end_with_parent()
 
     def work() -> Any:
-        outcome = _run_rank(config, placement, folder, checkpoint, preflight)
+        outcome = _run_advised(config, placement, folder, checkpoint, preflight)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # the run is finished, whatever comes now
             signal.signal(number, signal.SIG_IGN)
         if placement.rank == 0:
@@ -198,6 +238,29 @@ def _train_as_rank(
         return Interrupted(f"stopped on {name} before the first step: there was nothing to save. {again}")
 
     as_rank(placement, work, stopped)
+
+
+def _run_advised(
+    config: RunConfig, placement: Placement, folder: RunFolder | None, checkpoint: Path | None, preflight: bool
+) -> Any:
+    """Train as a rank; one that has no launcher says itself what to do about its memory."""
+    if NOTES_VARIABLE in os.environ:
+        return _run_rank(config, placement, folder, checkpoint, preflight)
+    if placement.rank == 0:
+        _foresee_memory(config, placement.world_size, placement.local_size)
+    try:
+        return _run_rank(config, placement, folder, checkpoint, preflight)
+    except OutOfMemory as error:
+        traceback.clear_frames(error.__traceback__)  # the prediction needs some of what they hold
+        advised = error
+    text, memory = _advise(config, str(advised), placement.world_size, placement.local_size)
+    advised.args = (text,)
+    if placement.rank == 0 and advised.record is not None:
+        record = Record.open(advised.record)
+        record.note_memory(**memory)
+        record.content["failure"] = text.partition("\n")[0]
+        record.write()
+    raise advised
 
 
 def _own_last_step(folder: RunFolder) -> int | None:
