@@ -154,6 +154,12 @@ def _find_ceilings(session: Session, config: RunConfig) -> tuple[Ceilings, ...]:
 def _count(session: Session, workload: Workload, log: _Log) -> Work | None:
     """The work of a step as rank 0 counts it; every rank must call this."""
     learner = workload.learner
+    layout = workload.plan.layout
+    if not layout.is_data_parallel:  # the number of counted steps depends on the time, and all ranks must make each
+        log.notes += ["the work of a step is not counted where ranks compute together"] * session.group.is_first
+        if not workload.stages:
+            log.notes += ["compute includes the communication of the layout"] * session.group.is_first
+        return None
     cache = cache_bytes(session.device, session.placement.local_size)
     work: Work | None = None
     try:
@@ -192,7 +198,7 @@ def _assemble(
         threads=torch.get_num_threads(),
         per_rank_batch=workload.plan.per_rank_batch,
         global_batch=workload.plan.global_batch,
-        parameters=sum(parameter.numel() for parameter in workload.learner.model.parameters()),
+        parameters=workload.learner.parameters,
         gradient_bytes=workload.gradient_bytes,
         steps=steps,
         seconds=_by_rank([each.seconds for each in logs]),
@@ -203,6 +209,8 @@ def _assemble(
         work=work,
         ceilings=ceilings,
         notes=tuple(dict.fromkeys(notes)),
+        stages=workload.stages,
+        passes=workload.plan.passes,
     )
 
 

@@ -74,6 +74,8 @@ class Measurement:
     work: Work | None = None
     ceilings: tuple[Ceilings, ...] = ()  # by rank
     notes: tuple[str, ...] = field(default=())
+    stages: tuple[str, ...] = ()  # the layers of each stage, if the model is in stages; ranks have them in turn
+    passes: int = 1  # micro-batches of a rank in a step
 
     @property
     def trials(self) -> int:

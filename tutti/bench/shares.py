@@ -4,6 +4,7 @@ import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tutti.bench.results import Measurement
 from tutti.runs.step_parts import COMPUTE, StepPart
@@ -107,6 +108,64 @@ class Shares:
             return None
         others = self.path[StepPart.DATA] + self.path[StepPart.COMMUNICATION] + self.path[StepPart.STRAGGLER]
         return SumCheck(self.alone["compute"] + others, self.whole)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds per step by stage: what it computes, and how long it waits for other stages."""
+
+    layers: tuple[str, ...]
+    compute: tuple[Figure, ...]  # forward and backward
+    idle: tuple[Figure, ...]  # with the time in which activations and gradients are sent
+    whole: Figure
+    ideal_bubble: float  # the share of a step in which stages of equal speed wait
+
+    @property
+    def slowest(self) -> int:
+        return max(range(len(self.layers)), key=lambda stage: self.compute[stage].median)
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest stage over the mean of all."""
+        mean = statistics.fmean(each.median for each in self.compute)
+        return self.compute[self.slowest].median / mean if mean else 1.0
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a stage waits, on average over stages."""
+        waits = statistics.fmean(each.median for each in self.idle)
+        return waits / self.whole.median if self.whole.median else 0.0
+
+    def content(self) -> dict[str, Any]:
+        """The stages as they are written to `bench.json`."""
+        rows = zip(self.layers, self.compute, self.idle, strict=True)
+        stages = [{"layers": a, "compute_seconds": b.median, "idle_seconds": c.median} for a, b, c in rows]
+        return {"stages": stages, "bubble": self.bubble, "ideal_bubble": self.ideal_bubble}
+
+
+_INTERLEAVED = ("interleaved", "zero_bubble")  # schedules with two parts of the model on each rank
+
+
+def find_stages(measurement: Measurement) -> StageTimes | None:
+    """The times of the stages of a model; None if it is not in stages."""
+    count = len(measurement.stages)
+    if not count:
+        return None
+
+    def by_stage(*parts: StepPart) -> tuple[Figure, ...]:
+        tables = [measurement.parts[each.key] for each in parts]
+        sums = [[sum(trial) for trial in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+        return tuple(over_ranks(sums[stage::count], statistics.median) for stage in range(count))
+
+    schedule = (measurement.settings.get("parallel") or {}).get("schedule")
+    chunks = measurement.passes * (2 if schedule in _INTERLEAVED else 1)
+    return StageTimes(
+        layers=measurement.stages,
+        compute=by_stage(StepPart.FORWARD, StepPart.BACKWARD),
+        idle=by_stage(StepPart.COMMUNICATION),
+        whole=over_ranks(measurement.seconds["whole"], statistics.median),
+        ideal_bubble=(count - 1) / (chunks + count - 1),
+    )
 
 
 @dataclass(frozen=True)

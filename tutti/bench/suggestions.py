@@ -160,6 +160,9 @@ def cpu_has_bf16(path: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _communication(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    if measurement.stages:
+        yield from _transfers(measurement)
+        return
     ddp = _section(measurement, "ddp")
     if ddp.get("broadcast_buffers"):
         yield Suggestion(("ddp.broadcast_buffers=false",), "batch-norm statistics are not broadcast in every step")
@@ -212,6 +215,33 @@ def _straggler(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]
         yield Suggestion(("runtime.binding=compact",), "every rank has cores of its own")
 
 
+def _imbalance(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    yield Suggestion((), "let stages() of the model name smaller modules, or use fewer stages")
+
+
+def _transfers(measurement: Measurement) -> Iterator[Suggestion]:
+    """Fewer and larger messages between stages."""
+    stages, passes = len(measurement.stages), measurement.passes
+    micro = measurement.per_rank_batch // passes
+    if passes % 2 == 0 and passes // 2 >= stages:
+        why = "half as many messages between stages; this changes dropout and batch norm"
+        yield Suggestion((f"batch.micro={2 * micro}",), why, "batch")
+    yield from _larger_batch(measurement)
+    yield Suggestion((), "use fewer stages, on ranks that are connected by faster links")
+
+
+def _bubble(measurement: Measurement, shares: Shares) -> Iterator[Suggestion]:
+    stages, passes = len(measurement.stages), measurement.passes
+    schedule = _section(measurement, "parallel").get("schedule")
+    if schedule in ("gpipe", "1f1b") and passes % stages == 0:
+        yield Suggestion(("parallel.schedule=interleaved",), "each rank has two smaller parts, and waits half as long")
+    micro = measurement.per_rank_batch // passes
+    if micro % 2 == 0:
+        why = "twice as many micro-batches to wait for once; this changes dropout and batch norm"
+        yield Suggestion((f"batch.micro={micro // 2}",), why, "batch")
+    yield from _larger_batch(measurement)
+
+
 def _larger_batch(measurement: Measurement) -> Iterator[Suggestion]:
     """Twice the batch, by the key that the recipe sets."""
     batch = _section(measurement, "batch")
@@ -236,4 +266,6 @@ _RULES: dict[str, Callable[[Measurement, Shares], Iterator[Suggestion]]] = {
     "host": _host,
     "memory": _memory,
     StepPart.STRAGGLER: _straggler,
+    "load imbalance": _imbalance,
+    "bubble": _bubble,
 }

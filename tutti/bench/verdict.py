@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from tutti import units
 from tutti.bench.results import Measurement
-from tutti.bench.shares import Figure, Shares, device_seconds, find_fractions, find_shares
+from tutti.bench.shares import (
+    Figure,
+    Shares,
+    StageTimes,
+    device_seconds,
+    find_fractions,
+    find_shares,
+    find_stages,
+)
 from tutti.bench.suggestions import Suggestion, largest, suggest
 from tutti.runs.step_parts import SHARES, StepPart
 
@@ -22,7 +30,10 @@ def describe_step(measurement: Measurement, shares: Shares) -> Iterator[str]:
     spread = f"spread {units.percent(shares.whole.relative_spread)} over {units.count(trials, 'trial')}"
     yield f"a step takes {units.duration(shares.whole.median)} ({spread}): {parts}"
     yield from _describe_overlap(shares)
-    yield from _describe_straggler(measurement, shares)
+    if stages := find_stages(measurement):
+        yield from _describe_stages(stages)
+    else:
+        yield from _describe_straggler(measurement, shares)
     yield from _describe_compute(measurement, shares)
     if check := shares.sum_check:
         verb = "add up to" if check.adds_up else "do NOT add up: they are"
@@ -48,6 +59,14 @@ def _describe_straggler(measurement: Measurement, shares: Shares) -> Iterator[st
     if shares.share(StepPart.STRAGGLER) < _NOTABLE:
         return
     yield f"{name_slowest(measurement, shares)} is the straggler: {'; '.join(_compare_ranks(measurement, shares))}"
+
+
+def _describe_stages(stages: StageTimes) -> Iterator[str]:
+    for stage, (layers, compute, idle) in enumerate(zip(stages.layers, stages.compute, stages.idle, strict=True)):
+        waits = f"waits {units.duration(idle.median)} for other stages"
+        yield f"stage {stage} ({layers}) computes {units.duration(compute.median)} of a step, and {waits}"
+    found, ideal = units.percent(stages.bubble), units.percent(stages.ideal_bubble)
+    yield f"the bubble, in which a stage waits, is {found} of a step; with stages of equal speed it would be {ideal}"
 
 
 def _compare_ranks(measurement: Measurement, shares: Shares) -> Iterator[str]:
@@ -121,7 +140,18 @@ def host_share(measurement: Measurement, shares: Shares) -> float:
     return min(1.0, max(idle or 0.0, fixed_share(shares) or 0.0))
 
 
-Bound = Literal["data loading", "compute", "communication", "straggler", "host", "memory", "balanced", "unclear"]
+Bound = Literal[
+    "data loading",
+    "compute",
+    "communication",
+    "straggler",
+    "host",
+    "memory",
+    "balanced",
+    "unclear",
+    "load imbalance",  # of stages
+    "bubble",
+]
 _STORED = {part.value: part.share_key for part in SHARES} | {StepPart.STRAGGLER.value: "slow rank"}  # in bench.json
 _LEAD = 0.1  # of a step: parts that differ by less are balanced
 _NOISE = 0.4  # of a step: no conclusion from trials that differ by more
@@ -131,6 +161,7 @@ _MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # each drains the queue of a GP
 _HIGH_HOST_SHARE = 0.3
 # Of the compute time: memory traffic at the bandwidth of large copies, which other operators do not reach.
 _MOVED = 0.4
+_IMBALANCE = 1.2  # the slowest stage over the mean, from which it is what limits a step
 _MOVED_ANYWAY = 0.2  # where most of a step does not depend on the batch: weights are what is moved
 
 
@@ -144,6 +175,7 @@ class Verdict:
     gain: float | None  # at most, as a factor of speed
     suggestions: tuple[Suggestion, ...]
     shares: Shares
+    stages: StageTimes | None = None
 
     def content(self) -> dict[str, Any]:
         """The verdict as it is written to `bench.json`."""
@@ -154,6 +186,7 @@ class Verdict:
             "gain": self.gain,
             "suggestions": [vars(each) for each in self.suggestions],
             "shares": {_STORED[name]: self.shares.share(name) for name in self.shares.path},
+            **(self.stages.content() if self.stages else {}),
         }
 
 
@@ -161,12 +194,15 @@ def judge(measurement: Measurement) -> Verdict:
     """The verdict on a measurement."""
     shares = find_shares(measurement)
     bound, doubt = _find_bound(shares)
+    stages = find_stages(measurement)
+    if stages and bound not in ("unclear", "data loading"):
+        bound = _find_stage_bound(stages)
     refined: Bound = refine(measurement, shares) if bound == "compute" else bound
     suggestions = suggest(measurement, refined, shares)
     gain = _gain(measurement, shares, refined)
     sentence = "; ".join(_clauses(measurement, shares, refined, doubt, gain, suggestions))
     measurements = tuple(describe_step(measurement, shares))
-    return Verdict(refined, sentence, measurements, gain, tuple(suggestions), shares)
+    return Verdict(refined, sentence, measurements, gain, tuple(suggestions), shares, stages)
 
 
 def _find_bound(shares: Shares) -> tuple[Bound, str]:
@@ -189,6 +225,15 @@ def _find_bound(shares: Shares) -> tuple[Bound, str]:
     if names[0] == StepPart.STRAGGLER and not _always_the_same(shares):
         return "unclear", "the straggler changes from trial to trial"
     return names[0], ""  # pyright: ignore[reportReturnType]
+
+
+def _find_stage_bound(stages: StageTimes) -> Bound:
+    """What limits a step of stages: one that is slower than the others, waiting, or what all of them compute."""
+    if stages.imbalance >= _IMBALANCE:
+        return "load imbalance"
+    if stages.bubble * stages.whole.median <= stages.compute[stages.slowest].median:
+        return "compute"
+    return "bubble" if stages.ideal_bubble >= _HALF * stages.bubble else "communication"
 
 
 def _part(name: str) -> StepPart:
@@ -227,6 +272,9 @@ def _gain(measurement: Measurement, shares: Shares, bound: Bound) -> float | Non
     """How many times as fast a step could be if what limits it took the least possible time."""
     if bound == "unclear":
         return None
+    if (stages := find_stages(measurement)) and bound in ("load imbalance", "bubble", "communication"):
+        waited = stages.bubble - (stages.ideal_bubble if bound == "communication" else 0)
+        return stages.imbalance if bound == "load imbalance" else 1 / (1 - waited)
     won = shares.path[StepPart.COMPUTE].median
     if bound in ("compute", "memory"):
         flops, moved = device_seconds(measurement, fused=True)
@@ -270,12 +318,24 @@ def _reason(measurement: Measurement, shares: Shares, bound: Bound) -> str:
         return f"balanced: {first} and {second} take about as long"
     if bound == "data loading":
         return f"bound by data loading: {units.percent(shares.share(StepPart.DATA))} of a step waits for batches"
+    stages = find_stages(measurement)
+    if stages and bound == "communication":
+        waits = f"stages wait for each other in {units.percent(stages.bubble)} of a step"
+        return f"bound by communication between stages: {waits}, {units.percent(stages.ideal_bubble)} without it"
     if bound == "communication":
         exposed = units.percent(shares.share(StepPart.COMMUNICATION))
         return f"bound by communication: {exposed} of a step is exposed communication"
     if bound == "straggler":
         waits = f"{units.percent(shares.share(StepPart.STRAGGLER))} of a step waits"
         return f"bound by a straggler: {waits} for {name_slowest(measurement, shares)}"
+    if stages and bound == "load imbalance":
+        time = units.duration(stages.compute[stages.slowest].median)
+        mean = f"{stages.imbalance:.2f} times the mean of {len(stages.layers)} stages"
+        where = f"stage {stages.slowest} ({stages.layers[stages.slowest]})"
+        return f"bound by load imbalance: {where} computes {time} of a step, {mean}"
+    if stages and bound == "bubble":
+        ideal = f"{units.percent(stages.ideal_bubble)} at best with {measurement.passes} micro-batches"
+        return f"bound by the bubble: stages wait for each other in {units.percent(stages.bubble)} of a step, {ideal}"
     compute = f"{units.percent(shares.share(StepPart.COMPUTE))} of a step is compute"
     if bound == "memory":
         moved = (device_seconds(measurement)[1] or 0.0) / shares.path[StepPart.COMPUTE].median

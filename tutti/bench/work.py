@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 import tutti
 from tutti.bench.results import Work
-from tutti.data.loader import tensors_in
+from tutti.data.dataset import tensors_in
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints when it starts and stops
 

@@ -16,7 +16,7 @@ from tutti.config.run import RunConfig
 from tutti.data.dataset import BatchDataset
 from tutti.data.loader import Loader, RankBatch, to_device
 from tutti.data.order import SampleOrder
-from tutti.parallel.host_memory import HostMemory, share_memory
+from tutti.parallel.ddp import HostMemory, share_memory
 from tutti.ranks.device import applies, set_threads
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import agreed, choose_prefetch
@@ -50,6 +50,9 @@ class Workload:
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         """The phases that exist on this device and number of ranks, by name."""
+        if not self.plan.layout.is_data_parallel:  # ranks compute together: nothing of a step can be repeated alone
+            found = {"read": self.reading} | ({"copy": self.copying} if self.on_gpu else {})
+            return found | {"whole": self.training}
         several = self.group.world_size > 1 and self.config.ddp.communicate
         found: dict[str, Callable[[], Any]] = {"read": self.reading}
         found |= {"copy": self.copying} if self.on_gpu else {}
@@ -117,6 +120,11 @@ class Workload:
             for _ in range(self._made_ahead):
                 step()
             yield step
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The layers of each stage; none where the model is not in stages."""
+        return self.learner.stages
 
     @property
     def gradient_bytes(self) -> int:

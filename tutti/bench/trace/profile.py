@@ -26,7 +26,7 @@ from tutti.config.check import check_parts
 from tutti.config.run import RunConfig
 from tutti.config.schema import RuntimeConfig
 from tutti.errors import FolderError, Interrupted
-from tutti.parallel.host_memory import HostMemory
+from tutti.parallel.ddp import HostMemory
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.hub_client import HubClient
 from tutti.ranks.placement import Placement
