@@ -7,38 +7,37 @@ from bench.faults import CASES, HEALTHY, Case, data, layers, only, recipe
 
 pytestmark = pytest.mark.ranks
 LEAST_SCORE = 0.95
+LARGE_SECONDS = 0.1  # against 1 ms of compute: a busy machine delays a step by less than that in most trials
 LARGE = [
     Case(
         "reading",
         "slow reads",
-        "batches wait 30 ms on both ranks",
+        "batches wait 100 ms on both ranks",
         only("data loading"),
-        recipe(data("Sleeping", seconds=0.03), layers(128), 16),
+        recipe(data("Sleeping", seconds=LARGE_SECONDS), layers(128), 16),
         ranks=2,
-        trials=2,
-        seconds=0.5,
+        seconds=1.0,
     ),
     Case(
         "straggler",
         "straggler",
-        "batches of rank 1 wait 30 ms",
+        "batches of rank 1 wait 100 ms",
         only("straggler"),
-        recipe(data("Sleeping", seconds=0.03, on_rank=1), layers(128), 16),
+        recipe(data("Sleeping", seconds=LARGE_SECONDS, on_rank=1), layers(128), 16),
         ranks=2,
-        trials=2,
-        seconds=0.5,
+        seconds=1.0,
     ),
     Case(
         "host",
         "host",
-        "the loss waits 30 ms on both ranks",
+        "the loss waits 100 ms on both ranks",
         only("host"),
-        recipe(data(), layers(128), 16, loss={"name": "bench.fault_parts:waits", "seconds": 0.03}),
+        recipe(data(), layers(128), 16, loss={"name": "bench.fault_parts:waits", "seconds": LARGE_SECONDS}),
         ranks=2,
-        trials=2,
-        seconds=0.5,
+        seconds=1.0,
     ),
 ]
+MEASUREMENTS = 5  # of a case whose trials differ too much, as they may on a busy machine
 
 
 def words(found: Found) -> str:
@@ -46,9 +45,18 @@ def words(found: Found) -> str:
 
 
 def test_large_faults_are_found_on_two_ranks() -> None:
-    for found in find_verdicts(LARGE):
-        assert found.is_right, words(found)
-        assert found.shares, "a verdict has its shares"
+    """What is said is right at once; where trials differ, nothing is said, and the case is measured again."""
+    open_cases = LARGE
+    for _ in range(MEASUREMENTS):
+        found = find_verdicts(open_cases)
+        said = [each for each in found if each.bound != "unclear"]
+        for each in said:
+            assert each.is_right, words(each)
+            assert each.shares, "a verdict has its shares"
+        open_cases = [each.case for each in found if each.bound == "unclear"]
+        if not open_cases:
+            return
+    raise AssertionError("no conclusion in any measurement\n" + "\n\n".join(map(words, found)))
 
 
 def test_the_set_has_every_kind_of_fault_in_several_sizes() -> None:
