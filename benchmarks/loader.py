@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset
 from tutti.data.loader import Loader
@@ -89,7 +90,7 @@ def tutti_epoch(dataset: ArrayDataset, seed: int, per_rank_batch: int, prefetch:
     """Returns a function that yields epoch number n of tutti's loader."""
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        plan = Plan(1, per_rank_batch, per_rank_batch, per_rank_batch, len(dataset), epochs=epoch + 1)
+        plan = Plan(Layout(1), per_rank_batch, per_rank_batch, per_rank_batch, len(dataset), epochs=epoch + 1)
         loader = Loader(dataset, plan, SampleOrder(plan, seed), 0, CPU, workers=0, prefetch=prefetch)
         for batch in loader.steps(epoch * plan.steps_per_epoch):
             yield batch.micro_batches[0]
@@ -113,7 +114,7 @@ def torch_loader(samples: Dataset[Sample], workers: int, prefetch_factor: int, w
 
 def check_same_images(dataset: ArrayDataset, peers: list[PaddedSamples], seed: int) -> None:
     """Checks that every image of tutti's loader equals the peer's image of the same sample at some shift."""
-    plan = Plan(1, BATCH, BATCH, BATCH, len(dataset), epochs=1)
+    plan = Plan(Layout(1), BATCH, BATCH, BATCH, len(dataset), epochs=1)
     batch = next(iter(Loader(dataset, plan, SampleOrder(plan, seed), 0, CPU, workers=0, prefetch=0).steps(0)))
     shifts = [(top, left) for top in range(2 * SHIFT + 1) for left in range(2 * SHIFT + 1)]
     met = set()
