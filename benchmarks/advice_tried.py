@@ -34,19 +34,19 @@ def main() -> None:
         target = options.target if "=" in options.target else _reached_by_all(sweep, options.target)
         advised = folder / "advised.yaml"
         words = ["advise", str(study), "--sweep", str(sweep), "--target", target]
-        print(_tutti(folder, *words, "--write", str(advised)), flush=True)
-        advice = json.loads(_tutti(folder, *words, "--json"))
+        print(run_tutti(folder, *words, "--write", str(advised)), flush=True)
+        advice = json.loads(run_tutti(folder, *words, "--json"))
         choices = {each["choice"]: each for each in advice["choices"]}
         rows = [_follow(target, folder, advised, "knee", choices["knee"])]
         if _is_same(choices["knee"], choices["fastest"]):  # one run is both
             rows.append(rows[0] | {"choice": "fastest"})
         else:
             rows.append(_follow(target, folder, advised, "fastest", choices["fastest"]))
-    measure.print_table(HEAD, [_shown(row) for row in rows])
+    measure.print_table(HEAD, [show_row(row) for row in rows])
     bars = {}
     for row in rows:
         bars[f"{row['choice']}: the target is reached"] = row["is_reached"]
-        bars[f"{row['choice']}: hours inside their 90% interval"] = _inside(row, "hours")
+        bars[f"{row['choice']}: hours inside their 90% interval"] = inside(row, "hours")
     measure.print_verdict(bars)
     measure.write_json(options.out, {"conditions": facts, "advice": advice, "runs": rows, "bars": bars})
     sys.exit(0 if all(bars.values()) else 1)
@@ -77,7 +77,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
     ranks = ",".join(map(str, options.ranks))
     scale = ["scale", options.recipe, *options.overrides, "--ranks", ranks, "--mode", "weak"]
     scale += ["--repeat", str(options.repeat)]
-    print(_tutti(folder, *scale, "--steps", str(options.steps), "--out", "throughput"), flush=True)
+    print(run_tutti(folder, *scale, "--steps", str(options.steps), "--out", "throughput"), flush=True)
     batches = ",".join(map(str, options.batches))
     sweep = [
         "sweep",
@@ -89,7 +89,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
     ]
     sweep += ["--seeds", str(options.seeds), "--out", "epochs"]
     sweep += ["--target", options.target] if "=" in options.target else []
-    print(_tutti(folder, *sweep), flush=True)
+    print(run_tutti(folder, *sweep), flush=True)
     [study], [swept] = (folder.glob(f"{name}/**/study.json") for name in ("throughput", "epochs"))
     return study.parent, swept.parent
 
@@ -108,31 +108,39 @@ def _follow(target: str, folder: Path, recipe: Path, name: str, choice: Mapping[
     """Trains as advised until the target is reached."""
     given = str(recipe) if name == "knee" else f"{recipe}/{name}"
     out = folder / f"followed-{name}"
-    _tutti(folder, "train", given, "-n", str(choice["ranks"]), f"out={out}")
+    run_tutti(folder, "train", given, "-n", str(choice["ranks"]), f"out={out}")
+    record, measured = read_run(out, choice["nodes"])
+    return {**choice, "measured": measured, "is_reached": is_reached(record, target)}
+
+
+def read_run(out: Path, nodes: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """The record of the only run below a folder, and its hours, epochs and node-hours."""
     [path] = out.glob("**/record.json")
     record = json.loads(path.read_text())
     hours = record["seconds"]["training"] / 3600
     epochs = record["step"] / record["plan"]["steps_per_epoch"]
-    measured = {"hours": hours, "epochs": epochs, "node_hours": hours * choice["nodes"]}
-    return {**choice, "measured": measured, "is_reached": _is_reached(record, target)}
+    return record, {"hours": hours, "epochs": epochs, "node_hours": hours * nodes}
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in ("ranks", "global_batch", "lr", "planned_epochs"))
 
 
-def _is_reached(record: Mapping[str, Any], target: str) -> bool:
+def is_reached(record: Mapping[str, Any], target: str) -> bool:
+    """Returns whether a run has ended with its target, as in METRIC=NUMBER."""
     metric, _, value = target.partition("=")
     found = record["results"][metric]
     return found <= float(value) if "loss" in metric else found >= float(value)
 
 
-def _inside(row: Mapping[str, Any], name: str) -> bool:
+def inside(row: Mapping[str, Any], name: str) -> bool:
+    """Returns whether a measured quantity lies inside the 90% interval of the advice."""
     low, high = row[f"{name}90"]
     return low <= row["measured"][name] <= high
 
 
-def _shown(row: Mapping[str, Any]) -> list[str]:
+def show_row(row: Mapping[str, Any]) -> list[str]:
+    """A followed choice as a line of the table."""
     seconds = [3600 * each for each in (row["hours"], *row["hours90"], row["measured"]["hours"])]
     return [
         row["choice"],
@@ -148,7 +156,8 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _tutti(folder: Path, *words: str) -> str:
+def run_tutti(folder: Path, *words: str) -> str:
+    """Runs a command to its end and returns what it prints; ends this program if it fails."""
     done = subprocess.run([*TUTTI, *words], cwd=folder, env=measure.environment(), capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"tutti {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""The network of slow_links.py and forecast_cluster.py, whose compute time does not depend on other nodes.
+"""The network of benchmarks on emulated nodes, whose compute time does not depend on other nodes.
 
 The nodes of those benchmarks share the cores of one machine and would slow each other down. Most of their compute time
 is therefore simulated by waiting, as a rank waits for an accelerator: a third of it in the forward pass and two thirds
@@ -35,6 +35,7 @@ class SlowNetwork(nn.Module):
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         if self.slow_seconds and dist.is_initialized() and dist.get_rank() == 1:
             time.sleep(self.slow_seconds)
+        samples = samples.flatten(1)
         for number, layer in enumerate(self.layers):
             samples = _Waiting.apply(layer(samples.relu() if number else samples), self.seconds)
         return samples
