@@ -4,12 +4,13 @@ Claim: runs of both choices reach the target, and 90% intervals of their hours c
 
 - The nodes belong to a real Slurm on this machine (tests/slurm.py); `tc` limits their links. The network learns the
   digits; most of its compute time is a wait, as for an accelerator (slow_links_model.py).
+- The learning rate is constant over batches, so that the critical batch is small and more nodes cost more node-hours.
 - `tutti scale` measures 1 and 2 nodes. `tutti sweep` measures the epochs to a target by global batch, on one rank and
   without the wait, which changes nothing of what is learned.
 - `tutti advise --write` writes the recipes, with at most 4 nodes, before anything else runs.
 - `tutti train` follows each choice as it is written, with several seeds that the sweep has not used.
 
-It needs root and Slurm (apt-get install slurm-wlm munge iproute2), and takes about 10 minutes.
+It needs root and Slurm (apt-get install slurm-wlm munge iproute2), and takes about 15 minutes.
 """
 
 import argparse
@@ -42,11 +43,10 @@ RECIPE: dict[str, Any] = {
         "inputs": 64,
         "width": 128,
         "classes": 10,
-        "seconds_per_sample": 0.002,
+        "seconds_per_sample": 0.008,
     },
     "optim": {"name": "adam", "lr": 0.001},
-    "batch": {"global": 128, "base": 32},
-    "schedule": {"scaling": "sqrt"},
+    "batch": {"global": 32},
     "epochs": 60,
 }
 
@@ -89,10 +89,10 @@ def _parse() -> argparse.Namespace:
 
 def _advise(cluster: "Cluster", folder: Path, target: str) -> dict[str, Any]:
     """Measures 1 and 2 nodes and the epochs by batch, and has recipes of the choices written."""
-    scale = "scale waiting.yaml --ranks 1,2 --mode weak --warmup 4 --steps 30 --repeat 3 --out throughput"
+    scale = "scale waiting.yaml --ranks 1,2 --mode weak --warmup 4 --steps 20 --repeat 3 --out throughput"
     run_in_allocation(cluster, [[*TUTTI, scale]], folder)
     sweep = ["sweep", "waiting.yaml", "model.seconds_per_sample=0"]
-    sweep += ["--set", "batch.global=32,64,128,256,512", "--seeds", "3", "--target", target, "--out", "epochs"]
+    sweep += ["--set", "batch.global=16,32,64,128,256,512", "--seeds", "3", "--target", target, "--out", "epochs"]
     print(run_tutti(folder, *sweep), flush=True)
     [study], [swept] = (folder.glob(f"{name}/**/study.json") for name in ("throughput", "epochs"))
     words = ["advise", str(study.parent), "--sweep", str(swept.parent), "--target", target]
