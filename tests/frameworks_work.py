@@ -11,7 +11,7 @@ from waiting import wait_until
 
 # With all that draws or differs by rank: dropout, batch norm, shifted images; and without any of it.
 LIVELY: dict[str, Any] = {
-    "data": {"name": "digits", "shift": 1},
+    "data": {"name": "digits", "shift": 1, "shuffle": "keyed"},
     "model": {"name": "small_cnn", "width": 4, "dropout": 0.3},
     "optim": {"name": "adamw", "lr": 5e-3, "clip_norm": 1.0},
 }

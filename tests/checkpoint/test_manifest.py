@@ -47,6 +47,7 @@ def test_a_whole_checkpoint_gives_back_its_manifest(tmp_path: Path) -> None:
         "model": {"layer.weight": "float32 [3, 4]"},
         "progress": {"best": 0.5},
         "files": {},
+        "order": "stored",
         "format": 1,
     }
     assert manifest.files.keys() == FILES.keys()

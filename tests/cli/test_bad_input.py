@@ -37,6 +37,12 @@ def assert_refused(done: Finished, *words: str) -> None:
         (["epochs"], ["override 'epochs'", "expected key=value"]),
         (["schedule.scaling=linear"], ["needs batch.base"]),
         (["schedule.warmup_steps=100000"], ["longer than the whole run"]),
+        (
+            ["data.shuffle=block"],
+            ["data.shuffle='block'", "'auto', 'stored', 'keyed' or 'blocks'", "Did you mean 'blocks'?"],
+        ),
+        (["data.shuffle_window=0"], ["data.shuffle_window=0", "expected greater than 0"]),
+        (["data.shufle=keyed"], ["unknown key 'data.shufle'", "Did you mean 'shuffle'?"]),
         (["batch.global=1600"], ["larger than the 1437 training samples"]),
     ],
 )
@@ -45,6 +51,14 @@ def test_a_wrong_value_is_named_with_its_fix(
 ) -> None:
     assert_refused(tutti("train", "digits", *words), *message)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.system
+@pytest.mark.ranks
+def test_blocks_of_a_dataset_without_shards_need_a_size(tutti: Tutti, tmp_path: Path) -> None:
+    done = tutti("train", "digits", "-n", "2", "data.shuffle=blocks")
+    assert_refused(done, "'digits' has no shards", "Set data.shuffle_block, for example to 1024 samples.")
+    assert not list(tmp_path.rglob("record.json"))
 
 
 @pytest.mark.system

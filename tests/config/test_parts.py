@@ -116,7 +116,7 @@ def test_a_dataset_promises_the_training_samples_that_it_has() -> None:
 
 
 def test_options_for_the_loader_and_the_loop_are_not_given_to_the_part() -> None:
-    data = parts.DigitsOptions(workers=2, prefetch=1, shift=3)
+    data = parts.DigitsOptions(workers=2, prefetch=1, shuffle="blocks", shuffle_block=9, shuffle_window=2, shift=3)
     assert data.options() == {"shift": 3}
     assert parts.SgdOptions(lr=0.1, clip_norm=1.0).options().keys() == {"lr", "momentum", "weight_decay", "nesterov"}
 

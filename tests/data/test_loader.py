@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from tutti.config.layout import Layout
+from tutti.config.load import load
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset
 from tutti.data.loader import Loader, RankBatch, check_workers, evaluation_batches, to_device
-from tutti.data.order import Draws, SampleOrder
+from tutti.data.order import Draws, SampleOrder, make_order
 from tutti.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
@@ -89,6 +90,21 @@ class Gappy(Chances):
         if index in self._gaps:
             self.skipped.append(str(index))
             return None
+        return super().__getitem__(index)
+
+
+class Shards(Chances):
+    """Samples in blocks of ten, which are noted as they are read and as they are told to be read."""
+
+    def __init__(self) -> None:
+        self.blocks = range(0, SAMPLES, 10)
+        self.notes: list[Any] = []
+
+    def read_ahead(self, blocks: list[tuple[int, int]]) -> None:
+        self.notes += blocks
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.notes.append(index)
         return super().__getitem__(index)
 
 
@@ -381,3 +397,27 @@ def test_a_signal_to_all_processes_of_a_job_leaves_workers_to_their_rank(number:
         os.kill(worker.pid or 0, number)
     alone = steps(Chances(), plan())
     assert torch.equal(inputs([first, *batches]), inputs(alone))
+
+
+def test_a_dataset_in_shards_is_told_of_them_before_they_are_read() -> None:
+    dataset, made = Shards(), plan()
+    config = load("digits", "data.shuffle=blocks", "data.shuffle_window=2")
+    order = make_order(config, made, dataset)
+    batches = list(Loader(dataset, made, order, 0, CPU, 0, 0).steps(0))
+    assert len(batches) == 8
+    told: set[int] = set()
+    for note in dataset.notes:
+        if isinstance(note, tuple):
+            told |= set(range(*note))
+        else:
+            assert note in told
+    assert sorted(note for note in dataset.notes if isinstance(note, tuple)) == sorted(
+        2 * [(first, first + 10) for first in range(0, SAMPLES, 10)]
+    )
+    assert isinstance(dataset.notes[4], int), "the first batch is read when two windows are known"
+
+
+def test_a_dataset_that_reads_ahead_is_left_alone_without_blocks() -> None:
+    dataset = Shards()
+    steps(dataset, plan())
+    assert not any(isinstance(note, tuple) for note in dataset.notes)

@@ -14,6 +14,10 @@ from frameworks_names import MODELS, OPTIMIZERS
 from prepared import TENSORFLOW
 from rank_jobs import read_ledger, run_ranks
 
+from tutti.config.load import load
+from tutti.config.plan import make_plan
+from tutti.data.order import make_order
+
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.xdist_group("tensorflow"),  # one worker makes the runs that all look at
@@ -73,6 +77,15 @@ def test_a_run_resumed_in_mid_epoch_ends_as_an_uninterrupted_one(two: Found, fra
         for key in ("step", "epoch", "loss", "accuracy", "lr", "train_loss", "valid_loss", "valid_top5"):
             values = [event.get(key, 0) for event in theirs]
             assert [event.get(key, 0) for event in ours] == pytest.approx(values, rel=1e-5), (kind, key)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_order_is_the_one_that_the_recipe_names(two: Found, framework: str) -> None:
+    for kind, name in (("lively", "keyed"), ("plain", "stored")):
+        folder = two[0][f"{framework}_{kind}"]["folder"]
+        config = load(str(folder / "config.yaml"), f"data.shuffle={name}")
+        order = make_order(config, make_plan(config, 2, 1437), None)
+        assert read_ledger(folder) == {step + 1: order.global_ids(step).tolist() for step in range(44)}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

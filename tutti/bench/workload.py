@@ -15,7 +15,7 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.dataset import BatchDataset
 from tutti.data.loader import Loader, RankBatch, to_device
-from tutti.data.order import SampleOrder
+from tutti.data.order import make_order
 from tutti.parallel.ddp import HostMemory, share_memory
 from tutti.ranks.device import applies, set_threads
 from tutti.runs.step_parts import StepPart
@@ -152,7 +152,7 @@ class Workload:
     @contextmanager
     def _reader(self) -> Iterator[Iterator[RankBatch]]:
         """Batches from the first on; loader processes and threads end with the context."""
-        order = SampleOrder(self.plan, self.config.seed)
+        order = make_order(self.config, self.plan, self.data)
         rank, workers = self.group.rank, self.config.data.workers
         batches = Loader(self.data, self.plan, order, rank, self.device, workers, self._prefetch).steps(0)
         try:

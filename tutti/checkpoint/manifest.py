@@ -33,6 +33,7 @@ class Manifest:
     model: dict[str, str]  # parameter or buffer -> dtype and shape
     progress: dict[str, Any]  # running sums, best metric, gradient scaler
     files: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> bytes and CRC-32
+    order: str = "stored"  # how samples are ordered; manifests of the first versions do not say it
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:

@@ -71,13 +71,17 @@ class DatasetOptions(PartOptions):
 
     workers: Natural = 0  # loader processes on each rank, for datasets read sample by sample
     prefetch: Natural | None = None  # batches to prefetch; null: chosen by the device
+    # stored: a permutation of all samples; keyed: a function of the position, in constant memory; auto: by their number
+    shuffle: Literal["auto", "stored", "keyed", "blocks"] = "auto"
+    shuffle_block: Count | None = None  # blocks: samples in a block; null: the shards of the dataset
+    shuffle_window: Count = 8  # blocks: how many of them are mixed
 
     @classmethod
     def frameworks(cls) -> tuple[str, ...]:
         return tuple(FRAMEWORKS) if cls.target else ("torch",)
 
     def options(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"name", "workers", "prefetch"})
+        return self.model_dump(by_alias=True, exclude=set(DatasetOptions.model_fields))
 
     def train_samples(self) -> int | None:
         """The number of training samples, if it is known without reading data."""
@@ -177,9 +181,6 @@ class NbodyOptions(DatasetOptions):
     @classmethod
     def frameworks(cls) -> tuple[str, ...]:
         return ("torch",)
-
-    def options(self) -> dict[str, Any]:
-        return self.model_dump(by_alias=True, exclude={"name", "workers", "prefetch"})
 
     def train_samples(self) -> int:
         return self.train_samples_

@@ -230,7 +230,7 @@ class Loader:
     ) -> None:
         self.dataset = dataset
         self._plan = plan
-        self._order = order
+        self.order = order
         self._rank = rank
         self._device = device
         self._part = find_part(plan.layout, rank)
@@ -241,8 +241,7 @@ class Loader:
     def steps(self, first_step: int) -> Iterator[RankBatch]:
         """The batches from a step to the end of the run."""
         numbers = range(first_step, self._plan.total_steps)
-        keys = ((self._order.epoch_of(step), self._order.rank_ids(step, self._rank)) for step in numbers)
-        requested, kept = itertools.tee(keys)
+        requested, kept = itertools.tee(self._keys(numbers))
 
         def batches() -> Iterator[RankBatch]:
             stream = self._own_stream()
@@ -259,6 +258,14 @@ class Loader:
                 batch.wait_on_stream()
                 note_skipped(self.dataset, batch.skipped)  # only now: a prefetched batch may never be used
                 yield batch
+
+    def _keys(self, numbers: range) -> Iterator[BatchKey]:
+        """The epoch and the sample ids of each step; a dataset that reads ahead is told of the blocks that follow."""
+        read_ahead = getattr(self.dataset, "read_ahead", None)
+        for step, blocks in zip(numbers, self.order.ahead(numbers.start), strict=True):
+            if blocks and read_ahead:
+                read_ahead(blocks)
+            yield self.order.epoch_of(step), self.order.rank_ids(step, self._rank)
 
     def _own_stream(self) -> torch.cuda.Stream | None:
         """Sets a CUDA stream for the prefetch thread, so that copies and crops overlap with the step."""

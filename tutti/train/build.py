@@ -15,7 +15,7 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader, check_workers
-from tutti.data.order import SampleOrder
+from tutti.data.order import SampleOrder, make_order
 from tutti.errors import CheckpointError, TuttiError
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck
 from tutti.ranks.hang_detection import Monitor
@@ -98,7 +98,7 @@ def build_job(
     agreed(group, functools.partial(check_workers, config.data.workers))
     agreed(group, functools.partial(framework.prepare_data, config) if group.is_first else lambda: None)
     parts = agreed(group, functools.partial(framework.build_parts, config, group.placement, device))
-    manifest = agreed(group, functools.partial(_check_resume, resume, config, parts, group)) if resume else None
+    manifest, order = agreed(group, functools.partial(_check_resume, resume, config, parts, group))
     later = agreed(group, functools.partial(_go_back, folder, resume, manifest) if group.is_first else list)
     group.barrier("the start of training")
     plan, data, prefetch = parts.plan, parts.train_data, choose_prefetch(config, device)
@@ -109,7 +109,7 @@ def build_job(
         screen = Screen(plan.total_steps, config.epochs, group.world_size, first_step, on_terminal)
     journal = Journal(folder, screen, config.log.tensorboard)
     learner = parts.make_learner(config, group, device, monitor.enter)
-    loader = Loader(data, plan, SampleOrder(plan, config.seed), group.rank, device, config.data.workers, prefetch)
+    loader = Loader(data, plan, order, group.rank, device, config.data.workers, prefetch)
     job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, monitor)
     if resume and manifest:
         job.later_steps = later
@@ -152,11 +152,16 @@ def agreed(group: Group, build: Callable[[], Built]) -> Built:
     return built[0]
 
 
-def _check_resume(resume: Path, config: RunConfig, parts: RankParts, group: Group) -> Manifest:
-    manifest = _verified_on_first(resume, group)
-    check_samples(resume, manifest, config, parts.plan)
-    parts.check_checkpoint(resume, manifest)
-    return manifest
+def _check_resume(
+    resume: Path | None, config: RunConfig, parts: RankParts, group: Group
+) -> tuple[Manifest | None, SampleOrder]:
+    """The manifest of the checkpoint if there is one, and the order in which samples follow; every rank enters."""
+    manifest = _verified_on_first(resume, group) if resume else None
+    order = make_order(config, parts.plan, parts.train_data, manifest.order if manifest else None)
+    if resume and manifest:
+        check_samples(resume, manifest, config, parts.plan, order)
+        parts.check_checkpoint(resume, manifest)
+    return manifest, order
 
 
 def _verified_on_first(resume: Path, group: Group) -> Manifest:
@@ -173,21 +178,22 @@ def _verified_on_first(resume: Path, group: Group) -> Manifest:
     return manifest
 
 
-def check_samples(resume: Path, manifest: Manifest, config: RunConfig, plan: Plan) -> None:
+def check_samples(resume: Path, manifest: Manifest, config: RunConfig, plan: Plan, order: SampleOrder) -> None:
     """Refuse a checkpoint after which other samples would follow than those that are missing."""
     here = {
         "seed": config.seed,
         "global batch": plan.global_batch,
         "batch.micro": config.batch.micro,
         "number of training samples": plan.train_samples,
+        "sample order": order.name,
     }
-    there = (manifest.seed, manifest.global_batch, manifest.micro_batch, manifest.train_samples)
+    there = (manifest.seed, manifest.global_batch, manifest.micro_batch, manifest.train_samples, manifest.order)
     for (name, now), then in zip(here.items(), there, strict=True):
         if now != then:
-            fix = f" Set batch.global={then}." if name == "global batch" else ""
+            fixes = {"global batch": f" Set batch.global={then}.", "sample order": " Set data.shuffle as in its run."}
             raise CheckpointError(
                 f"checkpoint {resume} was made with {name} {then}, this run has {now}: "
-                f"its samples would not be the ones that are missing.{fix}"
+                f"its samples would not be the ones that are missing.{fixes.get(name, '')}"
             )
     if manifest.step > plan.total_steps:
         raise CheckpointError(f"checkpoint {resume} is at step {manifest.step}, this run ends at {plan.total_steps}.")

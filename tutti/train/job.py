@@ -19,7 +19,6 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader, RankBatch
-from tutti.data.order import SampleOrder
 from tutti.errors import CheckpointError, Interrupted, TrainingError
 from tutti.ranks.group import Group
 from tutti.ranks.hang_detection import Monitor
@@ -61,7 +60,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor)
         self._source: Any = None  # the loader's generator
         self._batches: Iterator[RankBatch] = iter(())
-        self._order = SampleOrder(plan, config.seed)
+        self._order = loader.order.copy()  # the loader may be in another epoch already
         self._losses: list[Any] = []  # of the steps in the window, to name a bad one; not read before
         self._epoch_loss = [0.0, 0.0]  # sum and samples over all ranks
         self._epoch_seconds, self._epoch_steps = 0.0, 0
@@ -323,6 +322,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
             ranks=self.group.world_size,
             model=self.learner.shape(),
             progress=self._progress(window),
+            order=self._order.name,
         )
 
     def _progress(self, window: list[float]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tutti.checkpoint import store
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import Loader, RankBatch
-from tutti.data.order import SampleOrder
+from tutti.data.order import make_order
 from tutti.optim.optimizers import build_optimizer
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.chain import Layer, measure_chain
@@ -55,7 +55,7 @@ def _measure(
     config: RunConfig, plan: Plan, device: torch.device, model: nn.Module, data: Any
 ) -> tuple[tuple[str, list[int]], list[Layer]]:
     """The type and shape of a micro-batch, and what the modules of a model make of it."""
-    batches = Loader(data, plan, SampleOrder(plan, config.seed), 0, device, 0, 0).steps(0)
+    batches = Loader(data, plan, make_order(config, plan, data), 0, device, 0, 0).steps(0)
     inputs, _ = next(batches).micro_batches[0]
     if applies(config.speed.channels_last, device):
         inputs = channels_last(inputs)
