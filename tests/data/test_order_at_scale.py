@@ -294,7 +294,7 @@ def test_a_run_that_leaves_the_order_open_continues_as_its_checkpoint() -> None:
 class Shards:
     """A dataset in shards."""
 
-    def __init__(self, *blocks: int) -> None:
+    def __init__(self, *blocks: Any) -> None:
         self.blocks = list(blocks)
 
 
@@ -309,8 +309,10 @@ def test_a_dataset_provides_its_own_blocks() -> None:
     assert make(made, "shuffle=blocks", "shuffle_block=7", dataset=Shards(0)).name == "blocks of 7 in windows of 8"
 
 
-@pytest.mark.parametrize("blocks", [(), (1, 5), (0, 5, 5), (0, 1000), (0, 9, 3)])
-def test_blocks_that_are_not_ascending_are_refused(blocks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "blocks", [(), (1, 5), (0, 5, 5), (0, 1000), (0, 9, 3), ((0, 5),), ("first",), (None,), (2**70,)]
+)
+def test_blocks_that_are_not_ascending_are_refused(blocks: tuple[Any, ...]) -> None:
     with pytest.raises(DataError, match=r"the dataset Shards has blocks=\[.*\] with 1,000 samples: expected the first"):
         make(plan(1, 1000), "shuffle=blocks", dataset=Shards(*blocks))
 

@@ -231,7 +231,10 @@ _SHUFFLES = {"stored": Shuffle("stored", stored_permutation), "keyed": Shuffle("
 
 def _check_blocks(own: Any, samples: int, dataset: Any) -> np.ndarray:
     """Returns the first sample of each block of a dataset; raises DataError if they are not ascending from 0."""
-    firsts = np.asarray(own, dtype=np.int64)
+    try:
+        firsts = np.asarray(own, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        firsts = np.empty(0, np.int64)
     edges = np.append(firsts, samples)
     if firsts.ndim != 1 or len(firsts) == 0 or firsts[0] != 0 or (np.diff(edges) <= 0).any():
         raise DataError(
