@@ -198,7 +198,7 @@ def make_step(case: Case, device: Any) -> Any:
     else:
         shard_model(parts.model, mesh.weights)
         allocate(parts.model, device, config.seed)
-    optimizer = build_optimizer(config.optim, parts.model.parameters())
+    optimizer = build_optimizer(config.optim, parts.model)
 
     def sharded_step() -> float:
         with autocast(config.precision, device):

@@ -174,7 +174,7 @@ FAULTS = (
     Fault(
         name="momentum-twice",
         package="optim",
-        file="optim/optimizers.py",
+        file="optim/layerwise.py",
         text='        torch._foreach_mul_(velocities, group["momentum"])\n',
         replacement='        torch._foreach_mul_(velocities, group["momentum"] ** 2)\n',
         wrong="LARS applies its momentum twice in each step.",

@@ -340,7 +340,7 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ),
         (
             "optim.name=adamm",
-            "optim.name='adamm' (command line): expected one of sgd, adam, adamw, lars, lamb, or module:object. "
+            "optim.name='adamm' (command line): expected one of sgd, adam, adamw, lars, lamb, muon, or module:object. "
             "Did you mean 'adam'?",
         ),
         (

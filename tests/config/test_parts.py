@@ -20,7 +20,7 @@ BUILT_IN = [(section, part) for section in parts.SECTIONS for part in parts.part
 OFFERED: dict[str, dict[str, Any]] = {
     "model": {"input_shape": (1, 28, 28), "num_classes": 10},
     "data": {"split": "train", "device": torch.device("cpu"), "local_ranks": 1},
-    "optim": {"params": [torch.nn.Parameter(torch.zeros(1))]},
+    "optim": {"params": [torch.nn.Parameter(torch.zeros(1))], "others": None},
     "loss": {},
 }
 SWITCHED = {"model": {"fold"}}  # attributes that a switch of `speed` sets once the part is built

@@ -45,7 +45,7 @@ def test_states_of_adam_are_twice_the_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "states"), [("sgd", 0), ("adamw", 2), ("lars", 1), ("lamb", 2)], ids=lambda value: str(value)
+    ("name", "states"), [("sgd", 0), ("adamw", 2), ("lars", 1), ("lamb", 2), ("muon", 1)], ids=lambda value: str(value)
 )
 def test_every_optimizer_can_be_predicted(name: str, states: int) -> None:
     found = predict_on_cpu(optim={"name": name, "lr": 0.1})

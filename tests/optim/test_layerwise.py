@@ -15,7 +15,8 @@ from torch import nn
 from tutti.config.framework import check_framework
 from tutti.config.load import resolve_values
 from tutti.errors import ConfigError
-from tutti.optim.optimizers import Lamb, Lars, build_optimizer
+from tutti.optim.layerwise import Lamb, Lars
+from tutti.optim.optimizers import build_optimizer
 
 pytestmark = pytest.mark.xdist_group("layerwise")
 RATES = (0.5, 0.2, 0.9, 0.1)
@@ -167,11 +168,11 @@ def test_a_closure_is_evaluated_with_gradients() -> None:
 
 def test_recipes_choose_them_by_name_with_their_options() -> None:
     given = {"name": "lars", "lr": 2.0, "momentum": 0.5, "weight_decay": 0.0, "eta": 0.02}
-    lars = build_optimizer(resolve_values(VALUES | {"optim": given}).optim, nn.Linear(2, 2).parameters())
+    lars = build_optimizer(resolve_values(VALUES | {"optim": given}).optim, nn.Linear(2, 2))
     assert isinstance(lars, Lars)
     assert lars.defaults.items() >= {key: value for key, value in given.items() if key != "name"}.items()
     config = resolve_values(VALUES | {"optim": {"name": "lamb", "lr": 0.1, "betas": [0.8, 0.9]}})
-    lamb = build_optimizer(config.optim, nn.Linear(2, 2).parameters())
+    lamb = build_optimizer(config.optim, nn.Linear(2, 2))
     assert isinstance(lamb, Lamb)
     assert tuple(lamb.defaults["betas"]) == (0.8, 0.9)
 

@@ -80,13 +80,14 @@ def _summary(part: type[parts.PartOptions]) -> str:
 
 def _print_values(console: Console, resolved: Resolved) -> None:
     """Print YAML with sources as comments, which is a valid recipe."""
-    section = ""
-    for (first, *rest), value, source in resolved.entries():
-        if rest and first != section:
-            console.print(Text(f"{first}:"))
-        section = first
+    before: tuple[str, ...] = ()
+    for key, value, source in resolved.entries():
+        for depth, group in enumerate(key[:-1]):
+            if key[: depth + 1] != before[: depth + 1]:
+                console.print(Text(f"{'  ' * depth}{group}:"))
+        before = key
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        line = f"  {'.'.join(rest)}: {text}" if rest else f"{first}: {text}"
+        line = f"{'  ' * (len(key) - 1)}{key[-1]}: {text}"
         console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
 
 

@@ -48,10 +48,10 @@ class Layers:
 
     def merge(self, given: Mapping[str, Any], source: str) -> None:
         """Add a layer whose texts are final."""
-        for section in parts.SECTIONS:  # options of another part do not apply
-            new, old = _name_in(given, section), _name_in(self.values, section)
-            if None not in (new, old) and new != old:
-                self._drop((section,))
+        for place in (*((section,) for section in parts.SECTIONS), *parts.WITHIN):
+            new, old = _name_in(given, place), _name_in(self.values, place)
+            if None not in (new, old) and new != old:  # options of another part do not apply
+                self._drop(place)
         if "stop_at" in given:  # it has exactly one metric
             self._drop(("stop_at",))
         leaves = dict(_leaves(given))
@@ -187,9 +187,11 @@ def _expanded(values: Mapping[str, Any], prefix: Key = ()) -> dict[str, Any]:
     return filled
 
 
-def _name_in(values: Mapping[str, Any], section: str) -> Any:
-    part = values.get(section)
-    return part.get("name") if isinstance(part, dict) else None
+def _name_in(values: Mapping[str, Any], place: Key) -> Any:
+    part: Any = values
+    for word in (*place, "name"):
+        part = part.get(word) if isinstance(part, dict) else None
+    return part
 
 
 def _parse_override(text: str) -> dict[str, Any]:
@@ -222,15 +224,15 @@ def _explain(error: dict[str, Any], sources: Mapping[Key, str]) -> str:
         close = nearest(str(key[-1]), known)
         return f"unknown key {name!r}{place}: expected one of {', '.join(known)}.{close}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        section = str(key[0])
-        names = parts.names_of(section)
+        names = parts.names_of(*key)
         if not isinstance(given, dict):
-            return f"{section}={given!r}{place}: expected a group of keys, for example {section}.name={names[0]}."
+            return f"{name}={given!r}{place}: expected a group of keys, for example {name}.name={names[0]}."
         chosen = given.get("name")
-        source = sources.get((section, "name"))
+        source = sources.get((*key, "name"))
         place = f" ({source})" if source else ""
+        own = ", or module:object" if key[0] == name else ""
         hint = nearest(str(chosen), names)
-        return f"{section}.name={chosen!r}{place}: expected one of {', '.join(names)}, or module:object.{hint}"
+        return f"{name}.name={chosen!r}{place}: expected one of {', '.join(names)}{own}.{hint}"
     if (isinstance(key[-1] if key else None, int) and kind == "missing") or kind in ("too_long", "too_short"):
         name = ".".join(str(word) for word in key if not isinstance(word, int))
         return f"{name}={given!r}: expected another number of entries in this list."
@@ -249,9 +251,11 @@ def _words(error: dict[str, Any]) -> list[str]:
 
 
 def _key_of(loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A location without the tag that names the chosen part: ('model', 'mlp', 'hidden') is model.hidden."""
+    """A location without the tags that name the chosen parts: ('model', 'mlp', 'hidden') is model.hidden."""
     if loc and loc[0] in parts.SECTIONS and len(loc) > 1:
-        return (loc[0], *loc[2:])
+        loc = (loc[0], *loc[2:])
+        if loc[:2] in parts.WITHIN:
+            loc = (*loc[:2], *loc[3:])
     return loc
 
 
@@ -260,7 +264,8 @@ def _known_keys(loc: tuple[Any, ...]) -> list[str]:
     if len(loc) == 1:
         return list(RunConfig.model_fields)
     if loc[0] in parts.SECTIONS:
-        model: Any = next(part for part in parts.parts_of(loc[0]) if part.model_fields["name"].default == loc[1])
+        named = parts.parts_of(*_key_of(loc)[:-1])
+        model: Any = next(part for part in named if part.model_fields["name"].default == loc[-2])
     else:
         model = RunConfig.model_fields[loc[0]].annotation
     return [field.alias or name for name, field in model.model_fields.items()]

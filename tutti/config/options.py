@@ -3,7 +3,7 @@
 import importlib
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Seed, Switch
 from tutti.errors import ConfigError, nearest
@@ -255,7 +255,7 @@ class AdamWOptions(AdamOptions):
 class LarsOptions(OptimizerOptions):
     """LARS: momentum with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.optimizers:Lars"
+    target = "tutti.optim.layerwise:Lars"
     name: Literal["lars"] = "lars"
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 5e-4
@@ -265,11 +265,39 @@ class LarsOptions(OptimizerOptions):
 class LambOptions(OptimizerOptions):
     """LAMB: Adam's direction with a rate for each layer, in proportion to its weights; for large batches."""
 
-    target = "tutti.optim.optimizers:Lamb"
+    target = "tutti.optim.layerwise:Lamb"
     name: Literal["lamb"] = "lamb"
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Positive = 1e-6
     weight_decay: NonNegative = 0.01
+
+
+class MuonOptions(OptimizerOptions):
+    """Muon: momentum whose matrices are orthogonalised; `others` names what updates all but hidden weights."""
+
+    target = "tutti.optim.muon:Muon"
+    name: Literal["muon"] = "muon"
+    momentum: Fraction = 0.95
+    nesterov: Switch = True
+    weight_decay: NonNegative = 0.0  # decoupled, of matrices
+    ns_steps: Annotated[int, Field(strict=True, ge=1, lt=100)] = 5  # of the Newton-Schulz iteration
+    ns_precision: Literal["bf16", "fp32"] | None = None  # of that iteration; null: bf16 on GPUs, fp32 on CPUs
+    adjust_lr: Literal["original", "match_rms_adamw"] = "original"  # the factor of a matrix, by its shape
+    normalize: Switch = False  # before each step, scale a matrix of n rows to a norm of sqrt(n)
+    others: Annotated[SgdOptions | AdamOptions | AdamWOptions, Field(discriminator="name")] | None = None
+
+    @field_validator("others")
+    @classmethod
+    def _clips_all(cls, others: OptimizerOptions | None) -> OptimizerOptions | None:
+        if others is not None and others.clip_norm is not None:
+            raise ValueError(
+                f"clip_norm={others.clip_norm:g} of a part of the gradient: expected none. Set optim.clip_norm="
+                f"{others.clip_norm:g}, which clips the gradient of all parameters."
+            )
+        return others
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "clip_norm", "others"})
 
 
 class UserOptimizerOptions(OptimizerOptions, UserPartOptions):

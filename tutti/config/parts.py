@@ -21,6 +21,7 @@ from tutti.config.options import (
     LarsOptions,
     MnistOptions,
     MseOptions,
+    MuonOptions,
     NbodyOptions,
     OptimizerOptions,
     PartOptions,
@@ -231,7 +232,7 @@ DATASETS = OneOf(
     TextOptions,
     UserDatasetOptions,
 )
-OPTIMIZERS = OneOf(SgdOptions, AdamOptions, AdamWOptions, LarsOptions, LambOptions, UserOptimizerOptions)
+OPTIMIZERS = OneOf(SgdOptions, AdamOptions, AdamWOptions, LarsOptions, LambOptions, MuonOptions, UserOptimizerOptions)
 LOSSES = OneOf(CrossEntropyOptions, MseOptions, L1Options, UserPartOptions)
 ModelPart = Annotated[PartOptions, MODELS]
 DatasetPart = Annotated[DatasetOptions, DATASETS]
@@ -239,6 +240,10 @@ OptimizerPart = Annotated[OptimizerOptions, OPTIMIZERS]
 LossPart = Annotated[PartOptions, LOSSES]
 
 SECTIONS = {"data": DATASETS, "model": MODELS, "optim": OPTIMIZERS, "loss": LOSSES}
+# Options that name a part themselves.
+WITHIN: dict[tuple[str, ...], tuple[type[PartOptions], ...]] = {
+    ("optim", "others"): (SgdOptions, AdamOptions, AdamWOptions)
+}
 METRICS = {
     "accuracy": (
         "tutti.train.metrics:accuracy",
@@ -254,14 +259,14 @@ DECAYS = {
 }
 
 
-def parts_of(section: str) -> tuple[type[PartOptions], ...]:
-    """The built-in parts that a section of a recipe may name."""
-    return SECTIONS[section].built_in
+def parts_of(*place: str) -> tuple[type[PartOptions], ...]:
+    """The built-in parts that a section of a recipe may name, or an option in it."""
+    return SECTIONS[place[0]].built_in if len(place) == 1 else WITHIN[place]
 
 
-def names_of(section: str) -> list[str]:
-    """The names that a section of a recipe may use."""
-    return [_name_in(part) for part in parts_of(section)]
+def names_of(*place: str) -> list[str]:
+    """The names that a section of a recipe may use, or an option in it."""
+    return [_name_in(part) for part in parts_of(*place)]
 
 
 def names_in(section: str, framework: str) -> list[str]:

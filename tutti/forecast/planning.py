@@ -23,7 +23,7 @@ from tutti.study.outcome import PointOutcome
 MOST_WIDTH = 0.4  # of a 90 % interval of efficiency that a conclusion rests on
 LEAST_GAIN = 0.15  # of the width of an interval: a measurement that narrows it by less is not proposed
 MOST_FILES = 100_000  # that are counted for the size of a data set
-_STATES = {"sgd": 1, "lars": 1}  # values that an optimizer keeps for a parameter; others keep 2
+_STATES = {"sgd": 1, "lars": 1, "muon": 1}  # values that an optimizer keeps for a parameter; others keep 2
 _ENDS = (0.05, 0.95)
 
 

@@ -138,7 +138,7 @@ def _build(
         device=device.type,
         model=model,
         criterion=criterion,
-        optimizer=build_optimizer(config.optim, model.parameters()),
+        optimizer=build_optimizer(config.optim, model),
         batches=make_batches(config, plan, device, samples),
         micro_batch=plan.micro_batch,
         eval_batch=config.batch.eval or plan.micro_batch,

@@ -28,7 +28,7 @@ from tutti.memory.rank import (
 )
 from tutti.memory.samples import Samples
 from tutti.memory.tracking import ACTIVATIONS, BATCH, GRADIENTS, TEMPORARIES, MemoryTracker, make_fake_mode
-from tutti.optim.optimizers import build_optimizer
+from tutti.optim.optimizers import build_optimizer, hidden_weights
 from tutti.parallel.chain import Layer, check_chain, name_chain, run_layer
 from tutti.parallel.mesh import Mesh
 from tutti.parallel.recompute import recompute
@@ -124,6 +124,7 @@ def _build(
             layers = _weigh(model, micro, precision)
     inputs: Format = [(str(micro.dtype), list(micro.shape))]
     mesh = Mesh(Layout(plan.layout.stages, stages=plan.layout.stages), stage, torch.device("cpu"))
+    hidden = hidden_weights(config.optim, model)
     pipeline = Pipeline(model, layers, inputs, mesh, config.parallel)
     return _Stage(
         device=device.type,
@@ -136,7 +137,7 @@ def _build(
         layers=layers,
         inputs=inputs,
         criterion=build_loss(config),
-        optimizer=build_optimizer(config.optim, model.parameters()),
+        optimizer=build_optimizer(config.optim, model, hidden),
         batches=make_batches(config, plan, device, samples),
         micro_batch=plan.micro_batch,
         eval_batch=config.batch.eval or plan.micro_batch,

@@ -1,1 +1,1 @@
-"""Optimizers by name, among them LARS and LAMB."""
+"""Optimizers by name, among them LARS, LAMB and Muon."""

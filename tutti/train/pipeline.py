@@ -15,7 +15,7 @@ from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.data.loader import Loader, RankBatch
 from tutti.data.order import make_order
-from tutti.optim.optimizers import build_optimizer
+from tutti.optim.optimizers import build_optimizer, hidden_weights
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.chain import Layer, measure_chain
 from tutti.parallel.mesh import Mesh
@@ -44,8 +44,9 @@ def build_staged_learner(
     found = agreed(group, lambda: measure() if group.is_first else None)
     inputs, layers = group.from_first(found)
     shape, parameters = store.model_shape(model), sum(each.numel() for each in model.parameters())
+    hidden = hidden_weights(config.optim, model)
     pipeline = Pipeline(model, [Layer(**each) for each in layers], [inputs], mesh, config.parallel)
-    optimizer = build_optimizer(config.optim, model.parameters())
+    optimizer = build_optimizer(config.optim, model, hidden)
     learner = StagedLearner(config, plan, group, mesh, model, criterion, optimizer, metrics, at)
     learner.begin(pipeline, shape, parameters)
     return learner

@@ -95,7 +95,7 @@ class TorchParts:
                 config, self.plan, group, mesh, self.model, self.criterion, self.metrics, self.train_data, at
             )
         if mesh.layout.splits_weights:
-            optimizer = build_optimizer(config.optim, self.model.parameters())
+            optimizer = build_optimizer(config.optim, self.model)
         if self.space is not None:
             self.space.connect(*mesh.neighbours)
         kind = TorchLearner
@@ -226,7 +226,7 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
         from tutti.train.sequence import check_sequences
 
         check_sequences(config, plan, model, criterion, train_data, device)
-    optimizer = build_optimizer(config.optim, model.parameters())
+    optimizer = build_optimizer(config.optim, model)
     name, space = config.optim.name, None
     if (part := find_part(plan.layout, placement.rank)) is not None:
         from tutti.train.spread import split_model
