@@ -36,6 +36,14 @@ def assert_refused(done: Finished, *words: str) -> None:
         (["--resume", "nowhere"], ["--resume nowhere: no such folder"]),
         (["epochs"], ["override 'epochs'", "expected key=value"]),
         (["schedule.scaling=linear"], ["needs batch.base"]),
+        (
+            ["optim={name: muon, lr: 0.02, others: {name: sdg, lr: 0.1}}"],
+            ["optim.others.name='sdg'", "expected one of sgd, adam, adamw", "Did you mean 'sgd'?"],
+        ),
+        (
+            ["model={name: mlp, hidden: [8]}", "optim={name: muon, lr: 0.02, others: {name: sgd, lr: 0.1}}"],
+            ["optim.name='muon' with Mlp", "between its first and its last layer", "leave out optim.others"],
+        ),
         (["schedule.warmup_steps=100000"], ["longer than the whole run"]),
         (
             ["data.shuffle=block"],

@@ -52,6 +52,19 @@ def test_every_optimizer_can_be_predicted(name: str, states: int) -> None:
     assert found.kinds[OPTIMIZER] == pytest.approx(states * PARAMETERS_OF_MLP, rel=1e-3)
 
 
+def test_muon_and_another_optimizer_have_one_and_two_states() -> None:
+    more: dict[str, Any] = {"model": {"name": "mlp", "hidden": [1024, 1024]}}
+    optim = {"name": "muon", "lr": 0.1, "others": {"name": "adamw", "lr": 0.1}}
+    whole = predict_on_cpu(**more, optim=optim)
+    hidden = 4 * 1024**2
+    expected = 2 * whole.kinds[PARAMETERS] - hidden
+    assert whole.kinds[OPTIMIZER] == pytest.approx(expected, rel=1e-3)
+    assert whole.peak_bytes > predict_on_cpu(**more, optim=optim | {"others": None}).between_bytes + 2 * hidden
+    parts = predict_on_cpu(ranks=4, **more, optim=optim, parallel={"shard": "all"})
+    assert parts.kinds[OPTIMIZER] == pytest.approx(expected / 4, rel=1e-2)
+    assert parts.peak_bytes > parts.between_bytes + 2 * hidden, "a matrix is whole while it is orthogonalised"
+
+
 def test_data_parallel_ranks_keep_the_buckets_of_gradients() -> None:
     found = predict_on_cpu(ranks=4)
     assert (found.micro_batch, found.ranks) == (16, 4)

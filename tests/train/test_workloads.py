@@ -74,12 +74,13 @@ def assert_refused(done: Finished, folder: Path, *words: str) -> None:
         ("cnn", ["model.width=4"]),
         ("resnet_small", ["batch.per_rank=4", "log.tensorboard=false"]),
         ("fast", ["log.tensorboard=false", "model.widths=[8, 16, 16]", "batch.global=40", "schedule.warmup_epochs=0"]),
+        ("muon", ["log.tensorboard=false", "model.widths=[8, 16, 16]", "batch.global=40"]),
     ],
 )
 def test_cifar10(tutti: Tutti, tmp_path: Path, run: str, options: list[str]) -> None:
     images = 8 if run == "resnet_small" else 40
     folder = write_cifar(tmp_path / "cifar10", images)
-    warmup = [] if run == "fast" else ["schedule.warmup_epochs=0.5"]
+    warmup = [] if run in ("fast", "muon") else ["schedule.warmup_epochs=0.5"]
     batch = ["batch.per_rank=10"] if run == "cnn" else []
     words = [f"data.path={folder}", "epochs=1", "batch.eval=20", *warmup, *batch, *options]
     assert_trained(tutti("train", f"cifar10/{run}", "-n", "2", *words), tmp_path, 5 * images)

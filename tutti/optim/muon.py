@@ -13,7 +13,7 @@ from tutti.optim.layerwise import LayerwiseOptimizer, gradients_of, norms_of
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial that drives singular values towards 1
 _LEAST_NORM = 1e-7
-_AT_ONCE = 1 << 24  # elements that are orthogonalised together
+_AT_ONCE = 1 << 22  # elements that are orthogonalised together: more would take memory and no less time
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _LAYERS = (nn.Linear, _ConvNd, nn.MultiheadAttention, *_EMBEDDINGS)
@@ -66,8 +66,8 @@ class Muon(LayerwiseOptimizer):
         torch._foreach_lerp_(velocities, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, velocities, momentum) if group["nesterov"] else velocities
         dtype = _DTYPES[group["ns_precision"] or ("fp32" if parameters[0].device.type == "cpu" else "bf16")]
-        whole = torch.stack([_as_matrix(each.to(dtype)) for each in directions])
-        updates = orthogonalize(whole, group["ns_steps"]).unbind()
+        updates = orthogonalize(torch.stack([_as_matrix(each.to(dtype)) for each in directions]), group["ns_steps"])
+        del directions
         if is_layer:
             if group["normalize"] and lr:  # a rate of 0 leaves weights as they are
                 norms = norms_of(parameters)
@@ -76,19 +76,21 @@ class Muon(LayerwiseOptimizer):
             if group["weight_decay"]:
                 torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         steps = [_as_part(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
-        torch._foreach_add_(parameters, steps, alpha=-lr * find_factor(group["adjust_lr"], *whole.shape[1:]))
+        torch._foreach_add_(parameters, steps, alpha=-lr * find_factor(group["adjust_lr"], *updates.shape[1:]))
 
 
 def orthogonalize(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     """Returns matrices with the same singular vectors and singular values near 1, by Newton-Schulz iterations."""
     a, b, c = _COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    found = matrices.mT if is_tall else matrices
-    found = found / torch.linalg.vector_norm(found, dim=(-2, -1), keepdim=True).clamp(min=_LEAST_NORM)
+    if is_tall:
+        matrices = matrices.mT
+    matrices = matrices / torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp(min=_LEAST_NORM)
     for _ in range(steps):
-        gram = found @ found.mT
-        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.mT if is_tall else found
+        gram = matrices @ matrices.mT
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        matrices = torch.baddbmm(matrices, gram, matrices, beta=a)
+    return matrices.mT if is_tall else matrices
 
 
 def find_factor(rule: str, rows: int, columns: int) -> float:
