@@ -57,7 +57,7 @@ PLAIN = [
     "checkpoint.best=null",
     "checkpoint.every_epochs=null",
 ]
-SQUARE_ROOT = ("adam", "adamw", "lamb")
+SQUARE_ROOT = ("adam", "adamw", "lamb", "muon")
 
 
 @dataclass(frozen=True)

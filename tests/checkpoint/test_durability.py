@@ -14,6 +14,7 @@ from torch import nn
 from tutti.checkpoint.manifest import NAME, Manifest, find_latest, saved, verify
 from tutti.checkpoint.store import check_optimizer, complete, model_shape, resume_from, save, write_state
 from tutti.errors import ConfigError, FolderError
+from tutti.optim.muon import Muon
 from tutti.ranks.group import Group
 from tutti.runs.files import write_durably
 
@@ -177,6 +178,15 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         "nothing, and the optimizer of this run needs exp_avg, exp_avg_sq, step. "
         "Resume without overrides of optim.*, or start a new run."
     )
+
+
+def test_a_checkpoint_of_an_optimizer_for_other_parameters_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    others = torch.optim.SGD([model.bias], lr=0.1)
+    write_state(tmp_path, model, Muon([model.weight], lr=0.1, others=others), cast(Group, OneRank()))
+    check_optimizer(tmp_path, model, Muon([model.weight], lr=0.5, others=others), "muon")
+    with pytest.raises(ConfigError, match="the checkpoint does not hold momentum of bias, which the optimizer of this"):
+        check_optimizer(tmp_path, model, Muon(model.parameters(), lr=0.1), "muon")
 
 
 def test_a_deleted_run_folder_is_not_made_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tutti.config.framework import check_framework
 from tutti.config.load import resolve_values
 from tutti.errors import ConfigError
 from tutti.optim.layerwise import Lamb, Lars
+from tutti.optim.muon import Muon
 from tutti.optim.optimizers import build_optimizer
 
 pytestmark = pytest.mark.xdist_group("layerwise")
@@ -185,7 +186,15 @@ def test_keras_has_neither_and_says_so(name: str) -> None:
         check_framework(resolve_values(values))
 
 
-@pytest.mark.parametrize("make", [lambda p: Lars(p, lr=1.0, eta=0.05), lambda p: Lamb(p, lr=0.05)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: Lars(p, lr=1.0, eta=0.05),
+        lambda p: Lamb(p, lr=0.05),
+        lambda p: Muon(p, lr=0.05, ns_precision="bf16"),
+    ],
+    ids=["lars", "lamb", "muon"],
+)
 def test_they_learn_in_half_precision(make: Make) -> None:
     torch.manual_seed(7)
     inputs = torch.randn(64, 8)

@@ -250,21 +250,3 @@ def test_keras_has_it_not_and_says_so() -> None:
     expected = re.escape("optim.name='muon' does not exist in framework=keras: expected sgd, adam, adamw.")
     with pytest.raises(ConfigError, match=expected):
         check_framework(resolve_values(values))
-
-
-def test_it_learns_in_half_precision() -> None:
-    torch.manual_seed(7)
-    inputs = torch.randn(64, 8)
-    labels = (inputs[:, 0] > 0).long()
-    model = Mlp((8,), 2, hidden=(16, 16))
-    optimizer = build_optimizer(configure(ns_precision="bf16", others={"name": "adam", "lr": 0.05}), model)
-    losses = []
-    for _ in range(30):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0]
-    assert all(value.dtype == torch.float32 for state in optimizer.state.values() for value in state.values())

@@ -143,6 +143,13 @@ def check_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             f"{', '.join(there) or 'nothing'}, and the optimizer of this run needs {', '.join(here) or 'nothing'}. "
             "Resume without overrides of optim.*, or start a new run."
         )
+    for parameter, values in own.items():
+        if missing := [key for key in values if f"{start}{parameter}.{key}" not in keys]:
+            raise ConfigError(
+                f"optim.name={name!r} with checkpoint {folder}: the checkpoint does not hold {', '.join(missing)} of "
+                f"{parameter}, which the optimizer of this run needs. Resume without overrides of optim.*, or start a "
+                "new run."
+            )
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
