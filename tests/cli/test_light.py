@@ -115,8 +115,9 @@ def test_show_tells_where_each_value_came_from(tutti: Tutti) -> None:
 
 
 @pytest.mark.system
-def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path) -> None:
-    shown = tutti("show", "digits").out.partition("\non 1 rank")[0]
+@pytest.mark.parametrize("words", [[], ["optim={name: muon, lr: 0.02, others: {name: adamw, lr: 0.001}}"]], ids=str)
+def test_what_show_prints_is_a_recipe(tutti: Tutti, tmp_path: Path, words: list[str]) -> None:
+    shown = tutti("show", "digits", *words).out.partition("\non 1 rank")[0]
     (tmp_path / "kept.yaml").write_text(shown)
     again = tutti("show", "kept.yaml").out.partition("\non 1 rank")[0]
     assert [line.split("#")[0] for line in again.splitlines()] == [line.split("#")[0] for line in shown.splitlines()]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tutti.config.framework import check_framework
-from tutti.config.load import resolve_values
+from tutti.config.load import resolve, resolve_values
+from tutti.config.options import AdamWOptions
 from tutti.errors import ConfigError
 from tutti.models.cifar_fast import CifarFast
 from tutti.models.small import Mlp
@@ -243,6 +244,13 @@ def test_what_muon_cannot_train_is_refused(model: nn.Module, optim: dict[str, An
 def test_wrong_options_are_named_with_their_fix(optim: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         configure(**optim)
+
+
+def test_another_optimizer_of_others_drops_the_options_of_the_first() -> None:
+    config = resolve("cifar10/muon", ["optim.others={name: adamw, lr: 0.001}", "optim.momentum=0.9"]).config.optim
+    assert config.options() == configure(lr=0.24, momentum=0.9, ns_steps=3, normalize=True).options()
+    assert config.model_dump()["others"] == AdamWOptions(lr=0.001).model_dump()
+    assert resolve("cifar10/muon", ["optim.others=null"]).config.optim.model_dump()["others"] is None
 
 
 def test_keras_has_it_not_and_says_so() -> None:
