@@ -127,6 +127,13 @@ def test_ranks_that_are_slow_in_turn_are_no_straggler() -> None:
     assert "the straggler changes from trial to trial" in verdict.sentence
 
 
+def test_a_rank_that_is_late_in_steps_and_not_alone_is_no_straggler() -> None:
+    found = made_up(ranks=2, computing=by_rank(0.3, 1.0), phases={"compute": 0.3})
+    verdict = judge(found)
+    assert verdict.bound == "unclear"
+    assert "rank 1 is late in a step, but takes no longer than others alone" in verdict.sentence
+
+
 def test_one_trial_is_judged_as_it_is() -> None:
     assert judge(made_up(trials=1, data=0.8, computing=0.2)).bound == "data loading"
 
@@ -249,6 +256,9 @@ def test_the_measurements_have_the_numbers() -> None:
         "data loading 12%, compute 62%, communication 25%, straggler 0%, other 0%",
         "loading a batch takes 300 ms alone; 100 ms are exposed in a step, 200 ms are hidden",
         "averaging the gradients takes 500 ms alone; 200 ms are exposed in a step, 300 ms are hidden",
+        "a step would take 300 ms without compute, 700 ms without data loading, 600 ms without communication",
+        "the longer of 300 ms of data loading and 700 ms of the rest explains only 88% of a step: "
+        "beside each other they take 100 ms longer",
         "compute takes 500 ms alone and 500 ms in a step",
         "arithmetic at the measured peak would take 40% of the compute time",
         "memory traffic at the measured bandwidth would take 20% of the compute time",

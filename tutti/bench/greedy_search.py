@@ -8,13 +8,13 @@ from typing import Any
 from tutti import units
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Figure
-from tutti.bench.suggestions import Suggestion, largest, suggest
+from tutti.bench.suggestions import Suggestion, name_part, suggest
 from tutti.bench.verdict import judge, refine
 from tutti.runs.step_parts import StepPart
 
 ALLOWED = ("precision", "batch")
 _LEAST_GAIN = 0.02
-_WORTH = 0.05  # of a step: against smaller parts nothing is tried
+_WORTH = 0.05  # of a step: for smaller gains nothing is tried
 _AT_START = ("runtime.binding",)  # what ranks do once, before anything is measured
 
 
@@ -74,7 +74,7 @@ class GreedySearch:
         return self.speed.median / first.median if first and first.median else 1.0
 
     def next(self) -> Suggestion | None:
-        """The change to try next: first for what limits the best configuration, then for its other parts.
+        """The change to try next: first for what limits the best configuration, then for other parts that would gain.
 
         When all changes have been tried, those that did not help before the last kept change are tried again.
         """
@@ -111,13 +111,13 @@ class GreedySearch:
         return self.tried[-1]
 
     def _candidates(self) -> Iterator[Suggestion]:
-        shares = self.verdict.shares
+        shares, what_if = self.verdict.shares, self.verdict.what_if
         yield from self.verdict.suggestions
-        for name in largest(shares):
-            if shares.path_share(name) >= _WORTH:
-                if name == StepPart.COMPUTE:
+        for part in what_if.ranked:
+            if what_if.gain(part).median >= _WORTH * what_if.whole.median:
+                if part is StepPart.COMPUTE:
                     yield from suggest(self.best, refine(self.best, shares), shares)
-                yield from suggest(self.best, name, shares)
+                yield from suggest(self.best, name_part(part), shares)
 
     def _can_try(self, suggestion: Suggestion) -> bool:
         if not suggestion.overrides or suggestion.overrides[0].startswith(_AT_START):

@@ -87,10 +87,6 @@ class Shares:
         """A part of a step, from 0 to 1."""
         return self.path[name].median / self.whole.median if self.whole.median else 0.0
 
-    def path_share(self, name: str) -> float:
-        """The share of a bottleneck in a step; that of the host is the time that no part covers."""
-        return self.share(StepPart.OTHER if name == "host" else StepPart(name))
-
     def hidden(self, name: StepPart) -> float | None:
         """Seconds of data loading or communication that compute hides; None if it was not measured alone."""
         alone = self.alone.get({StepPart.DATA: "read", StepPart.COMMUNICATION: "exchange"}[name])

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from tutti import units
 from tutti.bench.results import Measurement
 from tutti.bench.shares import Shares, compiles, is_on
+from tutti.bench.whatif import bucket_count, find_what_if, prefetch_depth
 from tutti.runs.step_parts import StepPart
 
 Change = Literal["precision", "batch"]
 _MEBIBYTE = 1 << 20
 _SOURCES = ("device", "memory")  # the fastest first
 _BUCKETS = (100, 50, 10)
-_FIRST_BUCKET, _BUCKET = 1, 25  # torch's choice, in MiB
 _SLOWED = 0.2  # slowdown of compute from which loader processes take too many cores
 
 
@@ -44,16 +44,16 @@ class Suggestion:
 def suggest(measurement: Measurement, bound: str, shares: Shares) -> list[Suggestion]:
     """Suggestions for a bottleneck, without settings that the recipe has already."""
     if bound == "balanced":
-        first, second = (list(_RULES[name](measurement, shares)) for name in largest(shares)[:2])
+        longest = [name_part(part) for part in find_what_if(measurement, shares).longest]
+        first, second = (list(_RULES[name](measurement, shares)) for name in longest[:2])
         taken = [each for pair in zip(first, second, strict=False) for each in pair]
         return _different(taken + first[len(second) :] + second[len(first) :])
     return _different(_RULES[bound](measurement, shares) if bound in _RULES else ())
 
 
-def largest(shares: Shares) -> list[str]:
-    """The parts of a step, the largest first; time that no part covers is overhead of the host."""
-    by_size = sorted(shares.path, key=lambda name: -shares.path[name].median)
-    return ["host" if name is StepPart.OTHER else name for name in by_size]
+def name_part(part: StepPart) -> str:
+    """The bottleneck that a part of a step is; time that no part covers is overhead of the host."""
+    return "host" if part is StepPart.OTHER else part.value
 
 
 def _different(found: Iterable[Suggestion]) -> list[Suggestion]:
@@ -108,11 +108,8 @@ def _fewer_workers(measurement: Measurement, shares: Shares, present: int) -> It
 def _prefetch(measurement: Measurement, data: Mapping[str, Any]) -> Iterator[Suggestion]:
     if measurement.batches_are_samples and not data.get("workers"):
         return  # samples loaded in the rank's own process are not prefetched
-    present = data.get("prefetch")
-    if present is None:
-        present = 2 if measurement.device == "cuda" else 0
     for depth in (2, 4):
-        if depth > present:
+        if depth > prefetch_depth(measurement):
             yield Suggestion((f"data.prefetch={depth}",), f"{depth} batches are prefetched")
 
 
@@ -168,18 +165,15 @@ def _communication(measurement: Measurement, shares: Shares) -> Iterator[Suggest
         yield Suggestion(("ddp.broadcast_buffers=false",), "batch-norm statistics are not broadcast in every step")
     if not ddp.get("direct", True) and measurement.device == "cpu" and len(set(measurement.hosts)) <= 1:
         yield Suggestion(("ddp.direct=true",), "a small last bucket is averaged through shared memory")
-    yield from _buckets(measurement.gradient_bytes / _MEBIBYTE, ddp.get("bucket_mb"))
+    yield from _buckets(measurement)
     if ddp.get("find_unused_parameters"):
         yield Suggestion(("ddp.find_unused_parameters=false",), "the graph is not searched in every step")
     yield from _larger_batch(measurement)
 
 
-def _buckets(gradients_mb: float, present: float | None) -> Iterator[Suggestion]:
+def _buckets(measurement: Measurement) -> Iterator[Suggestion]:
     """Bucket sizes that change the number of buckets."""
-    if present is None:
-        counts = {1 + math.ceil((gradients_mb - _FIRST_BUCKET) / _BUCKET) if gradients_mb > _FIRST_BUCKET else 1}
-    else:
-        counts = {math.ceil(gradients_mb / present)}
+    gradients_mb, counts = measurement.gradient_bytes / _MEBIBYTE, {bucket_count(measurement)}
     for size in _BUCKETS:
         count = max(1, math.ceil(gradients_mb / size))
         if count not in counts:

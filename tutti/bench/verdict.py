@@ -1,144 +1,24 @@
 """What limits the throughput of a recipe: one sentence with a suggestion, and the numbers behind it."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tutti import units
+from tutti.bench.evidence import describe_step, explain_host, fixed_share, host_share, name_slowest
 from tutti.bench.results import Measurement
 from tutti.bench.shares import (
     Figure,
     Shares,
     StageTimes,
     device_seconds,
-    find_fractions,
     find_shares,
     find_stages,
 )
-from tutti.bench.suggestions import Suggestion, largest, suggest
+from tutti.bench.suggestions import Suggestion, name_part, suggest
+from tutti.bench.whatif import WhatIf, find_what_if
 from tutti.runs.step_parts import SHARES, StepPart
-
-_NOTABLE = 0.05  # of a step
-
-
-def describe_step(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    """The measured numbers of a step as sentences, the most important first."""
-    if not shares.whole.median:
-        return
-    trials = len(shares.whole.trials)
-    parts = ", ".join(f"{name} {units.percent(shares.share(name))}" for name in shares.path)
-    spread = f"spread {units.percent(shares.whole.relative_spread)} over {units.count(trials, 'trial')}"
-    yield f"a step takes {units.duration(shares.whole.median)} ({spread}): {parts}"
-    yield from _describe_overlap(shares)
-    if stages := find_stages(measurement):
-        yield from _describe_stages(stages)
-    else:
-        yield from _describe_straggler(measurement, shares)
-    yield from _describe_compute(measurement, shares)
-    if check := shares.sum_check:
-        verb = "add up to" if check.adds_up else "do NOT add up: they are"
-        found, tolerance = units.percent(1 + check.difference), units.percent(check.tolerance)
-        yield f"phases measured apart {verb} {found} of a step (tolerance {tolerance})"
-
-
-def _describe_overlap(shares: Shares) -> Iterator[str]:
-    for name, phase, words in (
-        (StepPart.DATA, "read", "loading a batch"),
-        (StepPart.COMMUNICATION, "exchange", "averaging the gradients"),
-    ):
-        hidden = shares.hidden(name)
-        if hidden is not None:
-            alone, exposed = shares.alone[phase].median, shares.path[name].median
-            yield (
-                f"{words} takes {units.duration(alone)} alone; "
-                f"{units.duration(exposed)} are exposed in a step, {units.duration(hidden)} are hidden"
-            )
-
-
-def _describe_straggler(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    if shares.share(StepPart.STRAGGLER) < _NOTABLE:
-        return
-    yield f"{name_slowest(measurement, shares)} is the straggler: {'; '.join(_compare_ranks(measurement, shares))}"
-
-
-def _describe_stages(stages: StageTimes) -> Iterator[str]:
-    for stage, (layers, compute, idle) in enumerate(zip(stages.layers, stages.compute, stages.idle, strict=True)):
-        waits = f"waits {units.duration(idle.median)} for other stages"
-        yield f"stage {stage} ({layers}) computes {units.duration(compute.median)} of a step, and {waits}"
-    found, ideal = units.percent(stages.bubble), units.percent(stages.ideal_bubble)
-    yield f"the bubble, in which a stage waits, is {found} of a step; with stages of equal speed it would be {ideal}"
-
-
-def _compare_ranks(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    """How much longer the slowest rank takes in a step, and for compute and data loading alone."""
-    typical = sorted(figure.median for figure in shares.own)[(len(shares.own) - 1) // 2]
-    if typical:
-        yield f"{shares.own[shares.slowest].median / typical:.2f} times the time of the others without waiting"
-    for phase, words in (("compute", StepPart.COMPUTE), ("read", StepPart.DATA)):
-        times = measurement.seconds.get(phase, ())
-        if len(times) == len(shares.own) and shares.alone[phase].median:
-            ratio = Figure(tuple(times[shares.slowest])).median / shares.alone[phase].median
-            yield f"{ratio:.2f} times for {words} alone"
-
-
-def _describe_compute(measurement: Measurement, shares: Shares) -> Iterator[str]:
-    if shares.slowdown is not None:
-        alone, beside = shares.alone["compute"].median, shares.path[StepPart.COMPUTE].median
-        yield f"compute takes {units.duration(alone)} alone and {units.duration(beside)} in a step"
-    fractions = find_fractions(measurement, shares)
-    if fractions.flops is not None:
-        yield f"arithmetic at the measured peak would take {units.percent(fractions.flops)} of the compute time"
-    if fractions.bytes is not None:
-        moved = units.percent(fractions.bytes)
-        yield f"memory traffic at the measured bandwidth would take {moved} of the compute time"
-    fixed, work = fixed_share(shares), measurement.work
-    if fixed is not None:
-        ratio = shares.alone["double"].median / shares.alone["compute"].median
-        yield (
-            f"a batch twice as large takes {ratio:.2f} times as long: {units.percent(fixed)} of the compute time does "
-            "not depend on the batch"
-        )
-    if work and work.host_share is not None:
-        idle = f"the device is idle for {units.percent(work.host_share)} of the compute time"
-        yield f"{idle}, with {units.count(work.operators, 'operator')} a step"
-    if work and work.synchronisations:
-        lines = "; ".join(work.synchronises_at) or "line not known"
-        yield f"the host synchronizes with the device {work.synchronisations} times a step: {lines}"
-
-
-def name_slowest(measurement: Measurement, shares: Shares) -> str:
-    """The rank with the longest own time, and its host."""
-    if shares.slowest < len(measurement.hosts):
-        return f"rank {shares.slowest} on {measurement.hosts[shares.slowest]}"
-    return f"rank {shares.slowest}"
-
-
-def explain_host(measurement: Measurement, shares: Shares) -> str:
-    """Why the host limits a step, the strongest reason first."""
-    work, fixed, rest = measurement.work, fixed_share(shares) or 0.0, shares.share(StepPart.OTHER)
-    idle = (work.host_share if work else None) or 0.0
-    if rest > shares.share(StepPart.COMPUTE):
-        return f"{units.percent(rest)} of a step is outside of data loading, compute and communication"
-    if idle >= fixed:
-        reads = work.synchronisations if work else 0
-        often = f"; the host synchronizes with it {reads} times a step" if reads else ""
-        return f"the device is idle for {units.percent(idle)} of the compute time{often}"
-    return f"{units.percent(fixed)} of the compute time does not depend on the batch, which is small"
-
-
-def fixed_share(shares: Shares) -> float | None:
-    """The share of the compute time that does not depend on the size of the batch."""
-    alone, double = shares.alone.get("compute"), shares.alone.get("double")
-    if not alone or not double or not alone.median:
-        return None
-    return min(1.0, max(0.0, 2 - double.median / alone.median))
-
-
-def host_share(measurement: Measurement, shares: Shares) -> float:
-    """The share of the compute time that is overhead of the host, as far as it is known."""
-    idle = measurement.work.host_share if measurement.work else None
-    return min(1.0, max(idle or 0.0, fixed_share(shares) or 0.0))
-
 
 Bound = Literal[
     "data loading",
@@ -156,6 +36,7 @@ _STORED = {part.value: part.share_key for part in SHARES} | {StepPart.STRAGGLER.
 _LEAD = 0.1  # of a step: parts that differ by less are balanced
 _NOISE = 0.4  # of a step: no conclusion from trials that differ by more
 _MOST_DIFFERING = 0.25  # of the trials may have another largest part, by more than the lead
+_SLOW_ALONE = 0.3  # of the time that others wait for a straggler: what it takes longer alone, at least
 _HALF = 0.5
 _MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # each drains the queue of a GPU; on a CPU they are work of the host
 _HIGH_HOST_SHARE = 0.3
@@ -175,6 +56,7 @@ class Verdict:
     gain: float | None  # at most, as a factor of speed
     suggestions: tuple[Suggestion, ...]
     shares: Shares
+    what_if: WhatIf
     stages: StageTimes | None = None
 
     def content(self) -> dict[str, Any]:
@@ -186,6 +68,7 @@ class Verdict:
             "gain": self.gain,
             "suggestions": [vars(each) for each in self.suggestions],
             "shares": {_STORED[name]: self.shares.share(name) for name in self.shares.path},
+            "what_if": self.what_if.content(),
             **(self.stages.content() if self.stages else {}),
         }
 
@@ -193,37 +76,41 @@ class Verdict:
 def judge(measurement: Measurement) -> Verdict:
     """The verdict on a measurement."""
     shares = find_shares(measurement)
-    bound, doubt = _find_bound(shares)
+    what_if = find_what_if(measurement, shares)
+    bound, doubt = _find_bound(measurement, shares, what_if)
     stages = find_stages(measurement)
     if stages and bound not in ("unclear", "data loading"):
         bound = _find_stage_bound(stages)
     refined: Bound = refine(measurement, shares) if bound == "compute" else bound
     suggestions = suggest(measurement, refined, shares)
-    gain = _gain(measurement, shares, refined)
-    sentence = "; ".join(_clauses(measurement, shares, refined, doubt, gain, suggestions))
+    gain = _gain(measurement, shares, what_if, refined)
+    sentence = "; ".join(_clauses(measurement, shares, what_if, refined, doubt, gain, suggestions))
     measurements = tuple(describe_step(measurement, shares))
-    return Verdict(refined, sentence, measurements, gain, tuple(suggestions), shares, stages)
+    return Verdict(refined, sentence, measurements, gain, tuple(suggestions), shares, what_if, stages)
 
 
-def _find_bound(shares: Shares) -> tuple[Bound, str]:
-    """The largest part if it is clearly the largest, and otherwise why that is not known."""
+def _find_bound(measurement: Measurement, shares: Shares, what_if: WhatIf) -> tuple[Bound, str]:
+    """The part whose removal gains most, if that is clearly so, and otherwise why that is not known."""
     whole = shares.whole
     if not whole.median:
         return "unclear", "no whole step was measured"
     if whole.relative_spread > _NOISE:
         spread = f"{units.percent(whole.relative_spread)} of the median"
         return "unclear", f"the interquartile range of {len(whole.trials)} trials is {spread}"
-    names = largest(shares)
-    first, second = (shares.path[_part(name)] for name in names[:2])
-    if _trials_differ(shares, first):
+    parts = what_if.ranked
+    first, second, *others = (what_if.gain(part) for part in parts)
+    if _trials_differ(whole, first, [second, *others]):
         return "unclear", "the largest part of a step changes from trial to trial"
     lead = first - second
     if lead.median < _LEAD * whole.median:
         return "balanced", ""
+    names = [name_part(part) for part in parts]
     if lead.median <= lead.spread:
         return "unclear", f"{names[0]} exceeds {names[1]} by less than the spread of the trials"
-    if names[0] == StepPart.STRAGGLER and not _always_the_same(shares):
+    if parts[0] is StepPart.STRAGGLER and not _always_the_same(shares):
         return "unclear", "the straggler changes from trial to trial"
+    if parts[0] is StepPart.STRAGGLER and not _is_slow_alone(measurement, shares):
+        return "unclear", f"rank {shares.slowest} is late in a step, but takes no longer than others alone"
     return names[0], ""  # pyright: ignore[reportReturnType]
 
 
@@ -236,20 +123,25 @@ def _find_stage_bound(stages: StageTimes) -> Bound:
     return "bubble" if stages.ideal_bubble >= _HALF * stages.bubble else "communication"
 
 
-def _part(name: str) -> StepPart:
-    return StepPart.OTHER if name == "host" else StepPart(name)
-
-
-def _trials_differ(shares: Shares, first: Figure) -> bool:
-    """Returns whether another part is the largest in too many trials, by more than the lead of balanced parts."""
-    least = _LEAD * shares.whole.median
-    others = [figure for figure in shares.path.values() if figure is not first]
+def _trials_differ(whole: Figure, first: Figure, others: Sequence[Figure]) -> bool:
+    """Returns whether another part gains most in too many trials, by more than the lead of balanced parts."""
+    least = _LEAD * whole.median
     found = [max(parts) - ours > least for ours, *parts in zip(first.trials, *(o.trials for o in others), strict=True)]
     return sum(found) > _MOST_DIFFERING * len(found)
 
 
 def _always_the_same(shares: Shares) -> bool:
     return shares.slowest_in.count(shares.slowest) >= (1 - _MOST_DIFFERING) * len(shares.slowest_in)
+
+
+def _is_slow_alone(measurement: Measurement, shares: Shares) -> bool:
+    """Returns whether the straggler also takes longer alone; a rank that other processes delay for a while does not."""
+    if "compute" not in measurement.seconds:
+        return True
+    tables = [measurement.seconds[name] for name in ("read", "compute") if name in measurement.seconds]
+    alone = [sum(Figure(tuple(table[rank])).median for table in tables) for rank in range(len(shares.own))]
+    more = alone[shares.slowest] - statistics.median_low(alone)
+    return more >= _SLOW_ALONE * shares.path[StepPart.STRAGGLER].median
 
 
 def refine(measurement: Measurement, shares: Shares) -> Bound:
@@ -268,30 +160,52 @@ def refine(measurement: Measurement, shares: Shares) -> Bound:
     return "compute"
 
 
-def _gain(measurement: Measurement, shares: Shares, bound: Bound) -> float | None:
+def _gain(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound) -> float | None:
     """How many times as fast a step could be if what limits it took the least possible time."""
     if bound == "unclear":
         return None
     if (stages := find_stages(measurement)) and bound in ("load imbalance", "bubble", "communication"):
         waited = stages.bubble - (stages.ideal_bubble if bound == "communication" else 0)
         return stages.imbalance if bound == "load imbalance" else 1 / (1 - waited)
-    won = shares.path[StepPart.COMPUTE].median
-    if bound in ("compute", "memory"):
-        flops, moved = device_seconds(measurement, fused=True)
-        if flops is None or moved is None:
-            return None
-        won -= max(flops, moved)
-    elif bound == "host":
-        won = max(0.0, shares.path[StepPart.OTHER].median) + won * host_share(measurement, shares)
+    if bound not in ("compute", "memory", "host"):
+        won = what_if.gain(what_if.ranked[0]).median
+    elif _is_limited(measurement, shares, what_if, bound):
+        won = _most_of_compute(what_if, bound)
+    elif (possible := _possible(measurement, shares, bound)) is not None:
+        won = possible
     else:
-        won = shares.path[_part(largest(shares)[0])].median
+        return None
     left = shares.whole.median - max(0.0, won)
     return shares.whole.median / left if left > 0 else None
+
+
+def _possible(measurement: Measurement, shares: Shares, bound: Bound) -> float | None:
+    """The seconds of compute that are not needed at the measured peaks, or without the host; None if unknown."""
+    compute = shares.path[StepPart.COMPUTE].median
+    if bound == "host":
+        return max(0.0, shares.path[StepPart.OTHER].median) + compute * host_share(measurement, shares)
+    flops, moved = device_seconds(measurement, fused=True)
+    return None if flops is None or moved is None else compute - max(flops, moved)
+
+
+def _is_limited(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound) -> bool:
+    """Returns whether a part that compute hides would limit a step before compute has taken its least time."""
+    if bound not in ("compute", "memory", "host") or not what_if.overlaps:
+        return False
+    possible = _possible(measurement, shares, bound)
+    return possible is None or possible > _most_of_compute(what_if, bound)
+
+
+def _most_of_compute(what_if: WhatIf, bound: Bound) -> float:
+    """The seconds that compute without any time would save, as other parts would limit a step then."""
+    other = what_if.gain(StepPart.OTHER).median if bound == "host" else 0.0
+    return what_if.gain(StepPart.COMPUTE).median + max(0.0, other)
 
 
 def _clauses(
     measurement: Measurement,
     shares: Shares,
+    what_if: WhatIf,
     bound: Bound,
     doubt: str,
     gain: float | None,
@@ -302,20 +216,34 @@ def _clauses(
         yield f"inconclusive: {doubt}"
         yield "try --trials 9 or a quiet machine"
         return
-    yield _reason(measurement, shares, bound)
-    if gain is not None:
-        yield f"at most {gain:.1f} times as fast" + (" by either alone" if bound == "balanced" else "")
+    yield _reason(measurement, shares, what_if, bound)
+    if bound == "data loading" and what_if.reads_ahead:
+        free = units.duration(what_if.seconds(StepPart.DATA).median)
+        yield f"with free reading a step would take {free}" + (f", {gain:.1f} times as fast" if gain else "")
+        if what_if.gains_nothing(StepPart.COMPUTE):
+            yield "faster compute would gain nothing"
+    elif gain is not None:
+        behind = what_if.behind_compute
+        limited = f", as {behind} takes {units.duration(what_if.time(behind))}"
+        more = " by either alone" if bound == "balanced" else ""
+        more = limited if _is_limited(measurement, shares, what_if, bound) else more
+        yield f"at most {gain:.1f} times as fast{more}"
     harmless = [each for each in suggestions if each.changes is None]
     for chosen in (harmless or suggestions)[:1]:
         changes = f" (changes the {chosen.changes})" if chosen.changes else ""
         yield f"try {chosen.text}{changes}" if chosen.overrides else chosen.text
 
 
-def _reason(measurement: Measurement, shares: Shares, bound: Bound) -> str:
+def _reason(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound) -> str:
     """What limits a step, in words and a number."""
     if bound == "balanced":
-        first, second = (f"{name} ({units.percent(shares.path_share(name))})" for name in largest(shares)[:2])
+        shown = units.duration if what_if.overlaps else (lambda time: units.percent(time / shares.whole.median))
+        first, second = (f"{name_part(part)} ({shown(what_if.time(part))})" for part in what_if.longest[:2])
         return f"balanced: {first} and {second} take about as long"
+    if bound == "data loading" and what_if.reads_ahead:
+        alone, rest = shares.alone["read"].median, what_if.figure(lambda model: model.rest).median
+        makes = f"the loader makes a batch in {units.duration(alone)}"
+        return f"bound by data loading: {makes}, the rest of a step takes {units.duration(rest)}"
     if bound == "data loading":
         return f"bound by data loading: {units.percent(shares.share(StepPart.DATA))} of a step waits for batches"
     stages = find_stages(measurement)
