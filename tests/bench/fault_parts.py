@@ -53,6 +53,20 @@ class Sleeping(Numbers):
         return super().batch(ids, draws)
 
 
+class SlowByClock(Numbers):
+    """Every batch takes half a second by a clock of its own, on which nobody waits."""
+
+    batches = 0
+
+    def batch(self, ids: torch.Tensor, draws: object) -> tuple[torch.Tensor, torch.Tensor]:
+        SlowByClock.batches += 1
+        return super().batch(ids, draws)
+
+    @staticmethod
+    def clock() -> float:
+        return time.perf_counter() + 0.5 * SlowByClock.batches
+
+
 class Decoding(Numbers):
     """Every batch costs as much arithmetic as some steps of `Layers` with the same width and batch; on all ranks, or
     on one."""

@@ -12,8 +12,10 @@ from prepared import PYTHON
 from rank_jobs import run_ranks
 from waiting import wait_for_end, wait_until
 
-from tutti.bench.measure import bench, check, read_variants
+from tutti.bench.measure import bench, check, measure, read_variants
 from tutti.bench.results import PARTS, PHASES, read_measurements
+from tutti.bench.session import open_session
+from tutti.config.load import resolve
 from tutti.errors import ConfigError
 from tutti.ranks.environments import discover
 
@@ -27,9 +29,10 @@ def test_a_recipe_is_measured_on_every_rank_and_judged(tutti: Tutti, tmp_path: P
     (found,) = read_measurements(folder / "bench.json")
     assert set(found.seconds) == set(PHASES) - {"copy"}, "all phases but the copy to a GPU"
     assert set(found.parts) == {part.key for part in PARTS}
+    assert found.trials in (1, 2), "those that fit into the time, which depends on the machine"
     for times in (*found.seconds.values(), *found.parts.values()):
-        assert [len(trials) for trials in times] == [2, 2], "two ranks, two trials"
-    for rank, trial in ((rank, trial) for rank in range(2) for trial in range(2)):
+        assert [len(trials) for trials in times] == [found.trials] * 2, "as many on two ranks"
+    for rank, trial in ((rank, trial) for rank in range(2) for trial in range(found.trials)):
         whole = found.seconds["whole"][rank][trial]
         assert sum(found.parts[part.key][rank][trial] for part in PARTS) == pytest.approx(whole, rel=1e-3)
     verdict = json.loads((folder / "bench.json").read_text())["verdicts"][0]
@@ -82,6 +85,25 @@ def test_a_stopped_bench_prints_no_traceback_and_records_that_it_was_stopped(wor
     assert "Traceback" not in said() + logs and "Error" not in said() + logs
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["cause"], record["failure"]) == ("interrupted", "interrupted", "stopped on SIGTERM")
+
+
+def bench_slow_files(out: str, seconds: float, *overrides: str) -> tuple[int, int]:
+    """The trials of a bench whose batches take half a second by a clock that nobody waits for, and all its batches."""
+    from bench import fault_parts
+
+    given = [f"out={out}", "data.name=bench.fault_parts:SlowByClock", "model.hidden=[8]", *overrides]
+    config = resolve("digits/mlp", given).config
+    with open_session("bench", config, discover(os.environ)) as session:
+        found = measure(session, config, seconds=seconds, least_trials=0, clock=fault_parts.SlowByClock.clock)
+    return found.trials, fault_parts.SlowByClock.batches
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("seconds", [2.0, 4.0, 8.0])
+def test_slow_reading_leaves_fewer_trials_in_the_same_time(seconds: float, tmp_path: Path) -> None:
+    ((trials, batches),) = run_ranks(1, bench_slow_files, str(tmp_path), seconds)
+    assert 1 <= trials < 5
+    assert (batches - 1) * 0.5 <= seconds, "the first batch belongs to the start"
 
 
 def bench_variants(path: str, out: str) -> str:

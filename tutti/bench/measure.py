@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from tutti import units
 from tutti.bench.ceilings import cache_bytes, measure_ceilings
-from tutti.bench.results import PARTS, Ceilings, Measurement, Times, Work, write_measurements
+from tutti.bench.results import PARTS, PHASES, Ceilings, Measurement, Times, Work, write_measurements
 from tutti.bench.session import Session, open_session
+from tutti.bench.trial_plan import PhaseCost, TrialPlan, plan_trials
 from tutti.bench.verdict import Verdict, judge
 from tutti.bench.work import count_work
 from tutti.bench.workload import Step, Workload, open_workload
@@ -28,11 +30,14 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import agreed
 
-_LEAST_STEPS, _MOST_STEPS = 3, 2000  # of a phase in a trial
-_WEIGHTS = {"whole": 2.0, "copy": 0.3, "double": 0.7, "exchange": 0.7}  # share of the time of a phase; 1 for others
+_WARM_STEPS = 3  # of a phase, by which its time is estimated
+_EXPENSIVE = 0.02  # of the time: a phase is warmed up only once if that takes longer
+_COUNTED_STEPS, _COUNTING_SECONDS = 10, 1.5  # of compute, and without them: what counting takes
+_MOST_COUNTING = 0.25  # of the time, left for counting
 _ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
 
 Report = Callable[[str], None]
+Clock = Callable[[], float]
 
 
 @dataclass
@@ -53,57 +58,108 @@ def measure(
     trials: int = 5,
     seconds: float = 20.0,
     report: Report = lambda _: None,
+    least_trials: int | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Measurement:
     """Measure a recipe; every rank must call this and gets the same result, or the same error.
 
-    `seconds` is about the time of all trials, without the start and the warm-up.
+    `seconds` is the time after the start, which is what building, compiling and the first batch take. Where all trials
+    do not fit, fewer are made, but at least `least_trials`; without it, all are made in any case. If none is made, the
+    warm-up counts as one.
     """
     all_marked = config.log.model_copy(update={"phases": True, "every_steps": 1})
+    least = trials if least_trials is None else least_trials
     report("building")
-    with open_workload(session, config.model_copy(update={"log": all_marked})) as workload:
-        log = _Log()
-        steps = _calibrate(session, workload, trials, seconds, report)
-        for trial in range(trials):
-            report(f"trial {trial + 1} of {trials}")
-            for phase, count in steps.items():
-                taken, parts = _block(session, workload, phase, count)
-                log.seconds.setdefault(phase, []).append(taken)
-                if phase == "whole":
-                    _note_parts(log, taken, parts)
-                    log.peak_bytes = _peak_bytes(session.device)
+    with open_workload(session, config.model_copy(update={"log": all_marked}), clock) as workload:
+        watch = _Stopwatch(session, workload, clock)
+        costs, log, steps = _warm_up(watch, seconds, report)
+        counting = _COUNTING_SECONDS + _COUNTED_STEPS * costs["compute" if "compute" in costs else "whole"].step
+        end = seconds - min(counting, _MOST_COUNTING * seconds)
+        plan = plan_trials(costs, trials, least, end - watch.spent)
+        if plan.trials:
+            log, steps = _make_trials(watch, plan, least, end, report), plan.steps
+        if len(log.seconds["whole"]) < trials and session.group.is_first:
+            made = units.count(len(log.seconds["whole"]), "trial")
+            log.notes.append(f"{made} of {trials} fitted into {seconds:g} s; raise --seconds for more")
         report("counting")
         ceilings = _find_ceilings(session, config)
         work = _count(session, workload, log)
         return _assemble(session, config, workload, name, overrides, steps, log, work, ceilings)
 
 
-def _calibrate(session: Session, workload: Workload, trials: int, seconds: float, report: Report) -> Mapping[str, int]:
-    """Warm up every phase, and choose its number of steps in a trial."""
+class _Stopwatch:
+    """Runs phases, and adds up the time that they take on the slowest rank; every rank must enter."""
+
+    def __init__(self, session: Session, workload: Workload, clock: Clock) -> None:
+        self._session, self.workload, self._clock = session, workload, clock
+        self.spent = 0.0
+
+    def block(self, log: _Log, phase: str, steps: int, is_counted: bool = True) -> PhaseCost:
+        """Note the seconds per step on this rank; returns those of the slowest rank, with what it needs besides."""
+        began = self._clock()
+        taken, parts = _block(self._session, self.workload, phase, steps, self._clock)
+        found = self._session.group.gather([self._clock() - began, taken])
+        longest, slowest = (max(each[place] for each in found) for place in range(2))
+        self.spent += longest if is_counted else 0.0
+        log.seconds.setdefault(phase, []).append(taken)
+        if phase == "whole":
+            _note_parts(log, taken, parts)
+            log.peak_bytes = _peak_bytes(self._session.device)
+        return PhaseCost(max(0.0, longest - steps * slowest), slowest, self.workload.multiple(phase))
+
+
+def _warm_up(
+    watch: _Stopwatch, seconds: float, report: Report
+) -> tuple[Mapping[str, PhaseCost], _Log, Mapping[str, int]]:
+    """Run every phase, and find what it costs; also returns its last times and their steps."""
+    costs: dict[str, PhaseCost] = {}
     steps: dict[str, int] = {}
-    phases = workload.phases()
-    unit = seconds / trials / sum(_WEIGHTS.get(phase, 1.0) for phase in phases)
-    for phase in phases:
+    last = _Log()
+    for phase in watch.workload.phases():
         report(f"warming up: {phase}")
-        _block(session, workload, phase, 1)
-        taken, _ = _block(session, workload, phase, _LEAST_STEPS)
-        slowest = max(session.group.gather(taken))
-        wanted = int(unit * _WEIGHTS.get(phase, 1.0) / max(slowest, 1e-9))
-        steps[phase] = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
-    _reset_peak(session.device)
-    return steps
+        reads, log = phase in watch.workload.READING, _Log()
+        # The first call of a step compiles it or selects its kernels, which belongs to the start.
+        steps[phase] = watch.workload.multiple(phase)
+        costs[phase] = watch.block(log, phase, steps[phase], is_counted=reads)
+        is_expensive = costs[phase].seconds(steps[phase]) > _EXPENSIVE * seconds
+        if not reads or not is_expensive:
+            log = _Log()
+            steps[phase] = 1 if is_expensive else costs[phase].at_least(_WARM_STEPS)
+            costs[phase] = watch.block(log, phase, steps[phase])
+        last.seconds |= log.seconds
+        last.parts |= log.parts
+        last.peak_bytes = log.peak_bytes
+    _reset_peak(watch.workload.device)
+    return costs, last, steps
 
 
-def _block(session: Session, workload: Workload, phase: str, steps: int) -> tuple[float, dict[StepPart, float]]:
+def _make_trials(watch: _Stopwatch, plan: TrialPlan, least: int, end: float, report: Report) -> _Log:
+    """Measure every phase in every trial; trials that would not end in time are left out."""
+    log, longest = _Log(), 0.0
+    for trial in range(plan.trials):
+        began = watch.spent
+        if trial >= max(1, least) and began + longest > end:
+            break
+        report(f"trial {trial + 1} of {plan.trials}")
+        for phase, count in plan.steps.items():
+            watch.block(log, phase, count)
+        longest = max(longest, watch.spent - began)
+    return log
+
+
+def _block(
+    session: Session, workload: Workload, phase: str, steps: int, clock: Clock
+) -> tuple[float, dict[StepPart, float]]:
     """Seconds per step on this rank, in all and by part; ranks begin together."""
     with ExitStack() as stack:
         step = agreed(session.group, functools.partial(_begin, workload, phase, stack))
         session.group.sum(torch.zeros(1))  # a barrier
         workload.learner.timer.lap(0)
-        began = time.perf_counter()
+        began = clock()
         for _ in range(steps):
             step()
         workload.synchronise()
-        taken = (time.perf_counter() - began) / steps
+        taken = (clock() - began) / steps
     parts = workload.learner.timer.lap(steps)
     return taken, {part: value / steps for part, value in parts.items()}
 
@@ -215,7 +271,8 @@ def _assemble(
 
 
 def _by_rank(logs: list[dict[str, list[float]]]) -> Times:
-    return {phase: tuple(tuple(log[phase]) for log in logs) for phase in logs[0]}
+    names = sorted(logs[0], key=lambda name: list(PHASES).index(name) if name in PHASES else 0)
+    return {name: tuple(tuple(log[name]) for log in logs) for name in names}
 
 
 def _sources(config: RunConfig, device: torch.device) -> tuple[str, ...]:
@@ -308,4 +365,4 @@ def bench(
 
 def _measure(session: Session, variant: Variant, trials: int, seconds: float, report: Report) -> Measurement:
     own = report if session.group.is_first else (lambda _: None)
-    return measure(session, variant.config, variant.name, variant.overrides, trials, seconds, own)
+    return measure(session, variant.config, variant.name, variant.overrides, trials, seconds, own, least_trials=0)

@@ -11,7 +11,7 @@ from tutti.errors import ConfigError
 from tutti.runs.files import list_in, read_json, to_dataclass, write_durably
 from tutti.runs.step_parts import TIMED, StepPart
 
-# Measured one after another in every trial, in this order.
+# Measured one after another in every trial, `read` and `whole` last, as they use the same loader.
 PHASES = {
     "read": "data loading alone",
     "copy": "a batch copied from the host to the GPU",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from tutti.train.build import agreed, choose_prefetch
 from tutti.train.torch import Objects, TorchParts, build_parts
 
 _ENDLESS = 1_000_000  # epochs
+_DRAIN_SECONDS = 0.2
 _MEGABYTE = 1 << 20
 _BUCKET_MB, _FIRST_BUCKET_MB = 25, 1  # torch's own
 
@@ -32,7 +34,9 @@ Step = Callable[[], None]
 class Workload:
     """A recipe prepared for measurement; its steps change no weight, since the learning rate is 0."""
 
-    def __init__(self, session: Session, config: RunConfig, parts: TorchParts) -> None:
+    READING = ("read", "whole")  # the phases that need the loader
+
+    def __init__(self, session: Session, config: RunConfig, parts: TorchParts, clock: Callable[[], float]) -> None:
         self.config, self.group, self.device = config, session.group, session.device
         self.on_gpu = session.device.type == "cuda"
         self.plan: Plan = dataclasses.replace(parts.plan, epochs=_ENDLESS)
@@ -40,9 +44,13 @@ class Workload:
         self.learner = parts.make_learner(config, self.group, self.device)
         self.learner.model.train()
         self._prefetch = choose_prefetch(config, self.device)
+        self._clock = clock
         self._memory: HostMemory | None = None
-        with self._reader() as batches:
-            self.cached: RankBatch = next(batches)
+        self._batches: Iterator[RankBatch] | None = None  # of the phase read, for the phase whole after it
+        try:
+            self.cached: RankBatch = next(self._open_reader())
+        finally:
+            self._close_reader()
         self._host_batch = _map_tensors(self.cached.micro_batches, lambda tensor: tensor.cpu())
         self._buckets = self._make_buckets()
 
@@ -50,27 +58,37 @@ class Workload:
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         """The phases that exist on this device and number of ranks, by name."""
+        found: dict[str, Callable[[], Any]] = {"copy": self.copying} if self.on_gpu else {}
+        last: dict[str, Callable[[], Any]] = {"read": self.reading, "whole": self.training}  # with the same loader
         if not self.plan.layout.is_data_parallel:  # ranks compute together: nothing of a step can be repeated alone
-            found = {"read": self.reading} | ({"copy": self.copying} if self.on_gpu else {})
-            return found | {"whole": self.training}
+            return found | last
         several = self.group.world_size > 1 and self.config.ddp.communicate
-        found: dict[str, Callable[[], Any]] = {"read": self.reading}
-        found |= {"copy": self.copying} if self.on_gpu else {}
         found["compute"] = self.computing
         # Another batch size would be compiled again, and on a GPU its kernels selected again, which takes a minute.
         if not self.on_gpu and not applies(self.config.speed.compile, self.device):
             found["double"] = self.doubling
         if several:
             found |= {"exchange": self.exchanging, "communicate": self.communicating}
-        return found | {"whole": self.training}
+        return found | last
+
+    def multiple(self, phase: str) -> int:
+        """A number of which the steps of a phase are a multiple, so that every loader process has made as many."""
+        return max(1, self._workers) if phase in self.READING else 1
 
     @contextmanager
     def reading(self) -> Iterator[Step]:
-        """The loader alone; batches that were prefetched before the first step are consumed first."""
-        with self._reader() as batches:
-            for _ in range(self._made_ahead):
-                next(batches)
-            yield lambda: void(next(batches))
+        """The loader alone; batches that were prefetched before the first step are consumed first.
+
+        The loader stays open for a phase of whole steps after this one.
+        """
+        batches = self._open_reader()
+        end = math.inf
+        for _ in range(self._made_ahead):
+            if self._clock() > end:
+                break  # a loader that takes so long has none ready
+            next(batches)
+            end = min(end, self._clock() + _DRAIN_SECONDS)
+        yield lambda: void(next(batches))
 
     @contextmanager
     def copying(self) -> Iterator[Step]:
@@ -109,17 +127,18 @@ class Workload:
     def training(self) -> Iterator[Step]:
         """A step as in training: its batch, gradients, update."""
         timer = self.learner.timer
-        with self._reader() as batches:
+        batches = self._batches or self._open_reader()
 
-            def step() -> None:
-                timer.begin()
-                batch = next(batches)
-                timer.ended(StepPart.DATA)
-                self._step(batch)
+        def step() -> None:
+            timer.begin()
+            batch = next(batches)
+            timer.ended(StepPart.DATA)
+            self._step(batch)
 
-            for _ in range(self._made_ahead):
-                step()
+        try:
             yield step
+        finally:
+            self._close_reader()
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -149,22 +168,29 @@ class Workload:
         self.learner.clip_gradients()
         self.learner.update_weights(0.0)
 
-    @contextmanager
-    def _reader(self) -> Iterator[Iterator[RankBatch]]:
-        """Batches from the first on; loader processes and threads end with the context."""
+    def _open_reader(self) -> Iterator[RankBatch]:
+        """Batches from the first on."""
+        self._close_reader()
         order = make_order(self.config, self.plan, self.data)
         rank, workers = self.group.rank, self.config.data.workers
-        batches = Loader(self.data, self.plan, order, rank, self.device, workers, self._prefetch).steps(0)
-        try:
-            yield batches
-        finally:
-            batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+        self._batches = Loader(self.data, self.plan, order, rank, self.device, workers, self._prefetch).steps(0)
+        return self._batches
+
+    def _close_reader(self) -> None:
+        """End the processes and the thread of the loader."""
+        if self._batches is not None:
+            self._batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+        self._batches = None
+
+    @property
+    def _workers(self) -> int:
+        return self.config.data.workers if self.batches_are_samples else 0
 
     @property
     def _made_ahead(self) -> int:
-        """The most batches that are ready when the first is taken, plus one."""
-        workers = self.config.data.workers if self.batches_are_samples else 0
-        return 2 * workers + self._prefetch + 1  # torch's loader prefetches two batches for each worker
+        """The most batches that are ready at any time."""
+        prefetch = self._prefetch if self._workers or not self.batches_are_samples else 0
+        return 2 * self._workers + prefetch  # torch's loader prefetches two batches for each worker
 
     def _make_buckets(self) -> list[torch.Tensor]:
         """Tensors with the sizes of DDP's gradient buckets, in the order in which they are reduced."""
@@ -202,6 +228,7 @@ class Workload:
 
     def close(self) -> None:
         """Release memory for the next workload."""
+        self._close_reader()
         if self._memory:
             self._memory.close()
         self.__dict__.clear()
@@ -212,13 +239,13 @@ class Workload:
 
 
 @contextmanager
-def open_workload(session: Session, config: RunConfig) -> Iterator[Workload]:
+def open_workload(session: Session, config: RunConfig, clock: Callable[[], float]) -> Iterator[Workload]:
     """Prepare a recipe on every rank, or raise the same error on all; every rank must call this."""
     group = session.group
     set_threads(config.runtime, session.placement)
     agreed(group, config.data.prepare if group.is_first else lambda: None)
     parts = agreed(group, functools.partial(build_parts, config, Objects(), session.placement, session.device))
-    workload = agreed(group, functools.partial(Workload, session, config, parts))
+    workload = agreed(group, functools.partial(Workload, session, config, parts, clock))
     del parts  # which the workload releases when it is closed
     try:
         yield workload
