@@ -7,6 +7,7 @@ machine: a dataset that makes as many products as a step is half of it anywhere.
 import os
 import random
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,6 +105,19 @@ class SleepingSamples:
         return self._input, index % CLASSES
 
 
+class DecodingSamples(SleepingSamples):
+    """Every sample costs arithmetic, and a batch as much as some steps of `Layers` with the same width and batch."""
+
+    def __init__(self, split: str, width: int, depth: int, steps: float, per_rank: int, **more: int) -> None:
+        super().__init__(split, 0.0, **more)
+        self._products = round(3 * depth * steps / per_rank)
+        self._left, self._right = torch.ones(per_rank, width), torch.randn(width, width)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        multiply(self._left, self._right, self._products)
+        return super().__getitem__(index)
+
+
 class Fickle(Numbers):
     """A disk whose speed is another every time that reading begins anew, from one to sixty-four times."""
 
@@ -151,6 +165,58 @@ class Layers(nn.Module):
         if self._sleeps:
             time.sleep(self._sleeps)
         return self.last(self.layers(hidden))
+
+
+class Accelerated(nn.Module):
+    """Layers whose arithmetic is done elsewhere in a known time, in which the cores are free, as on an accelerator.
+
+    A third of it is the forward pass; a batch twice as large takes twice as long.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        seconds: float,
+        per_rank: int,
+        width: int = 64,
+        depth: int = 1,
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(input_shape[0], width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.last = nn.Linear(width, num_classes)
+        self._sample_seconds = seconds / per_rank / depth
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        for layer in self.layers:
+            hidden = computed_elsewhere(layer(hidden), self._sample_seconds)
+        return self.last(hidden)
+
+
+@torch.library.custom_op("faults::computed_elsewhere", mutates_args=())
+def computed_elsewhere(inputs: torch.Tensor, sample_seconds: float) -> torch.Tensor:
+    """An operator that a device computes while the host waits."""
+    time.sleep(sample_seconds * len(inputs) / 3)
+    return inputs.clone()
+
+
+@torch.library.custom_op("faults::gradient_elsewhere", mutates_args=())
+def _gradient_elsewhere(gradient: torch.Tensor, sample_seconds: float) -> torch.Tensor:
+    time.sleep(2 * sample_seconds * len(gradient) / 3)
+    return gradient.clone()
+
+
+def _note_seconds(ctx: Any, inputs: tuple[torch.Tensor, float], output: torch.Tensor) -> None:
+    ctx.sample_seconds = inputs[1]
+
+
+def _differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return _gradient_elsewhere(gradient, ctx.sample_seconds), None
+
+
+computed_elsewhere.register_autograd(_differentiate, setup_context=_note_seconds)
 
 
 class ReadsOnce(Layers):

@@ -2,6 +2,7 @@
 
 import namespaces
 import pytest
+from bench import overlaps
 from bench.fault_ranks import Found, find_verdicts, score
 from bench.faults import CASES, HEALTHY, Case, data, layers, only, recipe
 
@@ -76,6 +77,18 @@ def test_the_set_has_every_kind_of_fault_in_several_sizes() -> None:
         assert kinds.count(kind) >= 2, kind
 
 
+def test_the_set_has_parts_that_overlap_by_threads_processes_and_links() -> None:
+    names = [case.name for case in overlaps.CASES]
+    assert len(set(names)) == len(names)
+    for who in ("a thread", "processes"):
+        for ranks in ("1 rank", "2 ranks"):
+            ratios = [f"read ahead by {who} x{ratio}, {ranks}" for ratio in ("0.7", "0.9", "1.1", "1.5", "2")]
+            assert set(ratios) <= set(names)
+    exchanged = [case for case in overlaps.CASES if case.kind == "overlapping communication"]
+    assert {bound for case in exchanged for bound in case.right} == {"compute", "communication"}
+    assert all(case.kind.startswith(overlaps.OVERLAPPING) for case in overlaps.CASES)
+
+
 def test_a_healthy_run_may_only_be_called_so() -> None:
     case = next(case for case in CASES if case.right == HEALTHY)
     said = {bound: Found(case, bound, "", {}, (), ()) for bound in ("compute", "unclear", "memory", "data loading")}
@@ -92,7 +105,7 @@ def test_a_fault_that_is_not_seen_is_no_confident_error_on_a_healthy_run() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_whole_set_is_judged_right() -> None:
-    cases = [case for case in CASES if case.rate is None or not namespaces.unavailable()]
+    cases = [case for case in [*CASES, *overlaps.CASES] if case.rate is None or not namespaces.unavailable()]
     found = find_verdicts(cases)
     wrong = "\n\n".join(words(each) for each in found if not each.is_right)
     share, confident = score(found)

@@ -102,7 +102,10 @@ def test_what_is_hidden_behind_compute_limits_what_faster_compute_gains() -> Non
 
 def test_balanced_parts_that_overlap_are_named_with_their_times() -> None:
     verdict = judge(ahead(1.05, 1.0, batches_are_samples=False))
-    assert verdict.sentence.startswith("balanced: data loading (1.05 s) and compute (1 s) take about as long; ")
+    assert verdict.sentence.startswith(
+        "balanced: data loading (1.05 s) and compute (1 s) take about as long; "
+        "they overlap: neither alone gains anything, only both together; try "
+    )
     overrides = [each.overrides for each in verdict.suggestions]
     assert ("data.prefetch=4",) in overrides and ("speed.compile=true",) in overrides
 
@@ -157,6 +160,20 @@ def test_one_slow_reader_that_works_ahead_is_a_straggler() -> None:
     verdict = judge(found)
     assert verdict.bound == "straggler"
     assert verdict.gain == pytest.approx(3.0)
+
+
+def test_batches_that_arrive_in_turn_are_data_loading_and_no_straggler() -> None:
+    found = made_up(
+        "data.prefetch=2",
+        ranks=2,
+        data=by_rank(0.1, 0.5),
+        computing=1.0,
+        phases={"read": 1.5, "communicate": 1.0},
+    )
+    verdict = judge(found)
+    assert verdict.shares.share(StepPart.STRAGGLER) > verdict.shares.share(StepPart.DATA)
+    assert verdict.bound == "data loading"
+    assert verdict.gain == pytest.approx(1.5)
 
 
 def test_one_slow_trial_of_reading_alone_changes_nothing() -> None:

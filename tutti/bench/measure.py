@@ -71,7 +71,7 @@ def measure(
     least = trials if least_trials is None else least_trials
     report("building")
     with open_workload(session, config.model_copy(update={"log": all_marked}), clock) as workload:
-        watch = _Stopwatch(session, workload, clock)
+        watch = _BlockTimer(session, workload, clock)
         costs, log, steps = _warm_up(watch, seconds, report)
         counting = _COUNTING_SECONDS + _COUNTED_STEPS * costs["compute" if "compute" in costs else "whole"].step
         end = seconds - min(counting, _MOST_COUNTING * seconds)
@@ -87,7 +87,7 @@ def measure(
         return _assemble(session, config, workload, name, overrides, steps, log, work, ceilings)
 
 
-class _Stopwatch:
+class _BlockTimer:
     """Runs phases, and adds up the time that they take on the slowest rank; every rank must enter."""
 
     def __init__(self, session: Session, workload: Workload, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class _Stopwatch:
 
 
 def _warm_up(
-    watch: _Stopwatch, seconds: float, report: Report
+    watch: _BlockTimer, seconds: float, report: Report
 ) -> tuple[Mapping[str, PhaseCost], _Log, Mapping[str, int]]:
     """Run every phase, and find what it costs; also returns its last times and their steps."""
     costs: dict[str, PhaseCost] = {}
@@ -133,7 +133,7 @@ def _warm_up(
     return costs, last, steps
 
 
-def _make_trials(watch: _Stopwatch, plan: TrialPlan, least: int, end: float, report: Report) -> _Log:
+def _make_trials(watch: _BlockTimer, plan: TrialPlan, least: int, end: float, report: Report) -> _Log:
     """Measure every phase in every trial; trials that would not end in time are left out."""
     log, longest = _Log(), 0.0
     for trial in range(plan.trials):
@@ -154,6 +154,7 @@ def _block(
     with ExitStack() as stack:
         step = agreed(session.group, functools.partial(_begin, workload, phase, stack))
         session.group.sum(torch.zeros(1))  # a barrier
+        workload.settle(phase)
         workload.learner.timer.lap(0)
         began = clock()
         for _ in range(steps):

@@ -226,6 +226,20 @@ def device_seconds(measurement: Measurement, fused: bool | None = None) -> tuple
     return work.flops / flops if flops else None, moved / transfer if transfer else None
 
 
+def fixed_share(shares: Shares) -> float | None:
+    """The share of the compute time that does not depend on the size of the batch."""
+    alone, double = shares.alone.get("compute"), shares.alone.get("double")
+    if not alone or not double or not alone.median:
+        return None
+    return min(1.0, max(0.0, 2 - double.median / alone.median))
+
+
+def host_share(measurement: Measurement, shares: Shares) -> float:
+    """The share of the compute time that is overhead of the host, as far as it is known."""
+    idle = measurement.work.host_share if measurement.work else None
+    return min(1.0, max(idle or 0.0, fixed_share(shares) or 0.0))
+
+
 def compiles(measurement: Measurement) -> bool:
     """Returns whether the step is compiled, so that operators are fused and move fewer bytes."""
     return is_on(measurement, measurement.settings.get("speed", {}).get("compile", False))

@@ -1,24 +1,134 @@
 """What limits the throughput of a recipe: one sentence with a suggestion, and the numbers behind it."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tutti import units
-from tutti.bench.evidence import describe_step, explain_host, fixed_share, host_share, name_slowest
 from tutti.bench.results import Measurement
 from tutti.bench.shares import (
     Figure,
     Shares,
     StageTimes,
     device_seconds,
+    find_fractions,
     find_shares,
     find_stages,
+    fixed_share,
+    host_share,
 )
 from tutti.bench.suggestions import Suggestion, name_part, suggest
-from tutti.bench.whatif import WhatIf, find_what_if
+from tutti.bench.whatif import WhatIf, describe_overlap, excess_alone, find_what_if
 from tutti.runs.step_parts import SHARES, StepPart
+
+_NOTABLE = 0.05  # of a step
+
+
+def describe_step(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    """The measured numbers of a step as sentences, the most important first."""
+    if not shares.whole.median:
+        return
+    trials = len(shares.whole.trials)
+    parts = ", ".join(f"{name} {units.percent(shares.share(name))}" for name in shares.path)
+    spread = f"spread {units.percent(shares.whole.relative_spread)} over {units.count(trials, 'trial')}"
+    yield f"a step takes {units.duration(shares.whole.median)} ({spread}): {parts}"
+    yield from _describe_hidden(shares)
+    yield from describe_overlap(find_what_if(measurement, shares), shares)
+    if stages := find_stages(measurement):
+        yield from _describe_stages(stages)
+    else:
+        yield from _describe_straggler(measurement, shares)
+    yield from _describe_compute(measurement, shares)
+    if check := shares.sum_check:
+        verb = "add up to" if check.adds_up else "do NOT add up: they are"
+        found, tolerance = units.percent(1 + check.difference), units.percent(check.tolerance)
+        yield f"phases measured apart {verb} {found} of a step (tolerance {tolerance})"
+
+
+def _describe_hidden(shares: Shares) -> Iterator[str]:
+    for name, phase, words in (
+        (StepPart.DATA, "read", "loading a batch"),
+        (StepPart.COMMUNICATION, "exchange", "averaging the gradients"),
+    ):
+        hidden = shares.hidden(name)
+        if hidden is not None:
+            alone, exposed = shares.alone[phase].median, shares.path[name].median
+            yield (
+                f"{words} takes {units.duration(alone)} alone; "
+                f"{units.duration(exposed)} are exposed in a step, {units.duration(hidden)} are hidden"
+            )
+
+
+def _describe_straggler(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    if shares.share(StepPart.STRAGGLER) < _NOTABLE:
+        return
+    yield f"{name_slowest(measurement, shares)} is the straggler: {'; '.join(_compare_ranks(measurement, shares))}"
+
+
+def _describe_stages(stages: StageTimes) -> Iterator[str]:
+    for stage, (layers, compute, idle) in enumerate(zip(stages.layers, stages.compute, stages.idle, strict=True)):
+        waits = f"waits {units.duration(idle.median)} for other stages"
+        yield f"stage {stage} ({layers}) computes {units.duration(compute.median)} of a step, and {waits}"
+    found, ideal = units.percent(stages.bubble), units.percent(stages.ideal_bubble)
+    yield f"the bubble, in which a stage waits, is {found} of a step; with stages of equal speed it would be {ideal}"
+
+
+def _compare_ranks(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    """How much longer the slowest rank takes in a step, and for compute and data loading alone."""
+    typical = sorted(figure.median for figure in shares.own)[(len(shares.own) - 1) // 2]
+    if typical:
+        yield f"{shares.own[shares.slowest].median / typical:.2f} times the time of the others without waiting"
+    for phase, words in (("compute", StepPart.COMPUTE), ("read", StepPart.DATA)):
+        times = measurement.seconds.get(phase, ())
+        if len(times) == len(shares.own) and shares.alone[phase].median:
+            ratio = Figure(tuple(times[shares.slowest])).median / shares.alone[phase].median
+            yield f"{ratio:.2f} times for {words} alone"
+
+
+def _describe_compute(measurement: Measurement, shares: Shares) -> Iterator[str]:
+    if shares.slowdown is not None:
+        alone, beside = shares.alone["compute"].median, shares.path[StepPart.COMPUTE].median
+        yield f"compute takes {units.duration(alone)} alone and {units.duration(beside)} in a step"
+    fractions = find_fractions(measurement, shares)
+    if fractions.flops is not None:
+        yield f"arithmetic at the measured peak would take {units.percent(fractions.flops)} of the compute time"
+    if fractions.bytes is not None:
+        moved = units.percent(fractions.bytes)
+        yield f"memory traffic at the measured bandwidth would take {moved} of the compute time"
+    fixed, work = fixed_share(shares), measurement.work
+    if fixed is not None:
+        ratio = shares.alone["double"].median / shares.alone["compute"].median
+        yield (
+            f"a batch twice as large takes {ratio:.2f} times as long: {units.percent(fixed)} of the compute time does "
+            "not depend on the batch"
+        )
+    if work and work.host_share is not None:
+        idle = f"the device is idle for {units.percent(work.host_share)} of the compute time"
+        yield f"{idle}, with {units.count(work.operators, 'operator')} a step"
+    if work and work.synchronisations:
+        lines = "; ".join(work.synchronises_at) or "line not known"
+        yield f"the host synchronizes with the device {work.synchronisations} times a step: {lines}"
+
+
+def name_slowest(measurement: Measurement, shares: Shares) -> str:
+    """The rank with the longest own time, and its host."""
+    if shares.slowest < len(measurement.hosts):
+        return f"rank {shares.slowest} on {measurement.hosts[shares.slowest]}"
+    return f"rank {shares.slowest}"
+
+
+def explain_host(measurement: Measurement, shares: Shares) -> str:
+    """Why the host limits a step, the strongest reason first."""
+    work, fixed, rest = measurement.work, fixed_share(shares) or 0.0, shares.share(StepPart.OTHER)
+    idle = (work.host_share if work else None) or 0.0
+    if rest > shares.share(StepPart.COMPUTE):
+        return f"{units.percent(rest)} of a step is outside of data loading, compute and communication"
+    if idle >= fixed:
+        reads = work.synchronisations if work else 0
+        often = f"; the host synchronizes with it {reads} times a step" if reads else ""
+        return f"the device is idle for {units.percent(idle)} of the compute time{often}"
+    return f"{units.percent(fixed)} of the compute time does not depend on the batch, which is small"
+
 
 Bound = Literal[
     "data loading",
@@ -136,12 +246,8 @@ def _always_the_same(shares: Shares) -> bool:
 
 def _is_slow_alone(measurement: Measurement, shares: Shares) -> bool:
     """Returns whether the straggler also takes longer alone; a rank that other processes delay for a while does not."""
-    if "compute" not in measurement.seconds:
-        return True
-    tables = [measurement.seconds[name] for name in ("read", "compute") if name in measurement.seconds]
-    alone = [sum(Figure(tuple(table[rank])).median for table in tables) for rank in range(len(shares.own))]
-    more = alone[shares.slowest] - statistics.median_low(alone)
-    return more >= _SLOW_ALONE * shares.path[StepPart.STRAGGLER].median
+    more = excess_alone(measurement, shares)
+    return more is None or more >= _SLOW_ALONE * shares.path[StepPart.STRAGGLER].median
 
 
 def refine(measurement: Measurement, shares: Shares) -> Bound:
@@ -217,21 +323,28 @@ def _clauses(
         yield "try --trials 9 or a quiet machine"
         return
     yield _reason(measurement, shares, what_if, bound)
-    if bound == "data loading" and what_if.reads_ahead:
-        free = units.duration(what_if.seconds(StepPart.DATA).median)
-        yield f"with free reading a step would take {free}" + (f", {gain:.1f} times as fast" if gain else "")
-        if what_if.gains_nothing(StepPart.COMPUTE):
-            yield "faster compute would gain nothing"
-    elif gain is not None:
-        behind = what_if.behind_compute
-        limited = f", as {behind} takes {units.duration(what_if.time(behind))}"
-        more = " by either alone" if bound == "balanced" else ""
-        more = limited if _is_limited(measurement, shares, what_if, bound) else more
-        yield f"at most {gain:.1f} times as fast{more}"
+    if gain is not None:
+        yield from _gains(measurement, shares, what_if, bound, gain)
     harmless = [each for each in suggestions if each.changes is None]
     for chosen in (harmless or suggestions)[:1]:
         changes = f" (changes the {chosen.changes})" if chosen.changes else ""
         yield f"try {chosen.text}{changes}" if chosen.overrides else chosen.text
+
+
+def _gains(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound, gain: float) -> Iterator[str]:
+    """How much faster a step could be, and what would not make it so."""
+    if bound == "data loading" and what_if.reads_ahead:
+        free = units.duration(what_if.seconds(StepPart.DATA).median)
+        yield f"with free reading a step would take {free}, {gain:.1f} times as fast"
+        if what_if.gains_nothing(StepPart.COMPUTE):
+            yield "faster compute would gain nothing"
+    elif _is_limited(measurement, shares, what_if, bound):
+        behind = what_if.behind_compute
+        yield f"at most {gain:.1f} times as fast, as {behind} takes {units.duration(what_if.time(behind))}"
+    elif bound == "balanced" and what_if.gains_nothing(what_if.ranked[0]):
+        yield "they overlap: neither alone gains anything, only both together"
+    else:
+        yield f"at most {gain:.1f} times as fast" + (" by either alone" if bound == "balanced" else "")
 
 
 def _reason(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound) -> str:

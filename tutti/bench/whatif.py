@@ -134,6 +134,7 @@ def find_what_if(measurement: Measurement, shares: Shares) -> WhatIf:
     """The model of a step in every trial."""
     ahead = reads_ahead(measurement, shares)
     window = _backward(measurement, shares) if bucket_count(measurement) > 1 else None
+    late = excess_alone(measurement, shares)
     models = []
     for trial, whole in enumerate(shares.whole.trials):
         path = {part: figure.trials[trial] for part, figure in shares.path.items()}
@@ -141,10 +142,11 @@ def find_what_if(measurement: Measurement, shares: Shares) -> WhatIf:
         exposed, other = path[StepPart.COMMUNICATION], path[StepPart.OTHER]
         hidden = 0.0 if window is None else min(window.trials[trial], alone.get("exchange", 0.0) - exposed)
         if ahead:
-            models.append(_overlapping(whole, path, alone, max(0.0, hidden)))
+            straggler = path[StepPart.STRAGGLER] if late is None else min(late, path[StepPart.STRAGGLER])
+            models.append(_overlapping(whole, path | {StepPart.STRAGGLER: straggler}, alone, max(0.0, hidden)))
         else:
-            reading, compute, late = (path[p] for p in (StepPart.DATA, StepPart.COMPUTE, StepPart.STRAGGLER))
-            models.append(StepModel(False, reading, compute, exposed, max(0.0, hidden), late, other, 0.0))
+            reading, compute, waits = (path[p] for p in (StepPart.DATA, StepPart.COMPUTE, StepPart.STRAGGLER))
+            models.append(StepModel(False, reading, compute, exposed, max(0.0, hidden), waits, other, 0.0))
     return WhatIf(shares.whole, tuple(models))
 
 
@@ -152,7 +154,8 @@ def _overlapping(whole: float, path: Mapping[StepPart, float], alone: Mapping[st
     """The model of a trial in which the loader works ahead.
 
     Compute on a batch in memory is what is left of a step if data loading is free: nothing waits, and no loader takes
-    cores. What a step did not wait for remains in any case.
+    cores. What a step did not wait for remains in any case. Batches of ranks that read equally fast arrive at different
+    times in a step: that the others wait then is data loading, and no straggler.
     """
     own = whole - path[StepPart.STRAGGLER]
     waited = max(0.0, own - path[StepPart.DATA])
@@ -178,6 +181,15 @@ def reads_ahead(measurement: Measurement, shares: Shares) -> bool:
         return configured and alone is not None
     hidden = shares.hidden(StepPart.DATA) or 0.0
     return hidden > max(_HIDDEN * alone.median, _OVERLAP * shares.whole.median)
+
+
+def excess_alone(measurement: Measurement, shares: Shares) -> float | None:
+    """How much longer the straggler takes than the median rank for data loading and compute alone; None if unknown."""
+    tables = [measurement.seconds[name] for name in ("read", "compute") if name in measurement.seconds]
+    if "compute" not in measurement.seconds:
+        return None
+    alone = [sum(Figure(tuple(table[rank])).median for table in tables) for rank in range(len(shares.own))]
+    return alone[shares.slowest] - statistics.median_low(alone)
 
 
 def prefetch_depth(measurement: Measurement) -> int:

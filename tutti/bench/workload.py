@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import gc
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ from tutti.train.build import agreed, choose_prefetch
 from tutti.train.torch import Objects, TorchParts, build_parts
 
 _ENDLESS = 1_000_000  # epochs
-_DRAIN_SECONDS = 0.2
+_SETTLE_SECONDS = 0.1
 _MEGABYTE = 1 << 20
 _BUCKET_MB, _FIRST_BUCKET_MB = 25, 1  # torch's own
 
@@ -77,18 +76,19 @@ class Workload:
 
     @contextmanager
     def reading(self) -> Iterator[Step]:
-        """The loader alone; batches that were prefetched before the first step are consumed first.
-
-        The loader stays open for a phase of whole steps after this one.
-        """
+        """The loader alone, which stays open for a phase of whole steps after this one."""
         batches = self._open_reader()
-        end = math.inf
-        for _ in range(self._made_ahead):
-            if self._clock() > end:
-                break  # a loader that takes so long has none ready
-            next(batches)
-            end = min(end, self._clock() + _DRAIN_SECONDS)
         yield lambda: void(next(batches))
+
+    def settle(self, phase: str) -> None:
+        """Consume the batches that the loader has made while ranks waited for each other to begin."""
+        if phase != "read" or self._batches is None:
+            return
+        end = self._clock() + _SETTLE_SECONDS
+        for _ in range(self._made_ahead):
+            next(self._batches)
+            if self._clock() > end:
+                break  # a loader that takes so long had none ready
 
     @contextmanager
     def copying(self) -> Iterator[Step]:
