@@ -32,7 +32,7 @@ from tutti.train.build import agreed
 
 _WARM_STEPS = 3  # of a phase, by which its time is estimated
 _EXPENSIVE = 0.02  # of the time: a phase is warmed up only once if that takes longer
-_COUNTED_STEPS, _COUNTING_SECONDS = 10, 1.5  # of compute, and without them: what counting takes
+_COUNTED_STEPS, _COUNTING_SECONDS = 10, 2.5  # of compute, and without them: what counting takes
 _MOST_COUNTING = 0.25  # of the time, left for counting
 _ceilings: dict[tuple[str, str, int], tuple[Ceilings, ...]] = {}  # the same for all variants
 

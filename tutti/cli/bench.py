@@ -36,8 +36,8 @@ def bench(
     recipe: Annotated[str, typer.Argument(help="A recipe, or collectives.")],
     overrides: Overrides = None,
     ranks: Ranks = None,
-    trials: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
-    seconds: Annotated[float, typer.Option(help="About how long to measure a recipe, or a variant.")] = 20.0,
+    trials: Annotated[int, typer.Option(help="How often everything is measured, at most.")] = 5,
+    seconds: Annotated[float, typer.Option(help="How long to measure a recipe, or a variant, after the start.")] = 20.0,
     variants: Annotated[
         Path | None, typer.Option(help="A YAML file of names, each with a list of overrides: measured one by one.")
     ] = None,
