@@ -10,6 +10,8 @@ Claim: at least 19 of 20 verdicts are right, and no recipe without a fault is co
   as the longer part.
 - Each is measured as by `tutti bench`, with few and short trials: mostly 5, of 2 seconds in all. Cases with the same
   number of ranks are measured one after another in the same processes, with one thread per rank.
+- Where the verdict is "inconclusive", the case is measured once more with 9 trials, as the verdict says; what is said
+  then counts. How many are right without that is reported beside it.
 - A verdict is right if it names the injected fault (and, where more loader processes help, suggests them). For a
   healthy recipe "compute", "balanced" and "unclear" are right; if trials disagree, only "unclear" is.
 
@@ -20,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from bench.fault_ranks import Found
 
 LEAST_SCORE = 0.95
+AGAIN_TRIALS = 9  # as an inconclusive verdict says
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
 HEAD = ("case", "ranks", "injected", "verdict", "shares of a step", "right")
 SHOWN = ("data loading", "compute", "communication", "straggler")  # parts of a step
@@ -56,6 +60,8 @@ def main() -> None:
     facts = measure.conditions(ranks=max(case.ranks for case in cases), trials=max(case.trials for case in cases))
     measure.print_conditions(facts)
     found = fault_ranks.find_verdicts(cases, lambda text: print(text, flush=True), options.keep)
+    at_once = {each.case.name: each.is_right for each in found}
+    found = _measure_again(found)
     share, confident = fault_ranks.score(found)
     print()
     measure.print_table(HEAD, [_row(each) for each in found])
@@ -65,6 +71,7 @@ def main() -> None:
     rows = [
         dict(zip(HEAD, _row(each), strict=True))
         | {"sentence": each.sentence, "overlaps": each.case.kind.startswith(overlaps.OVERLAPPING)}
+        | {"at_once": at_once[each.case.name]}
         for each in found
     ]
     print(f"{_score(rows)}, {len(confident)} healthy one(s) confidently said to have a fault")
@@ -115,11 +122,27 @@ def _print_wrong(found: "Sequence[Found]") -> None:
             print("\n  ".join([f"{each.case.name}: {each.sentence}", *each.measurements, ""]))
 
 
+def _measure_again(found: "Sequence[Found]") -> "Sequence[Found]":
+    """Returns the verdicts, those that were inconclusive from a second measurement with more trials."""
+    from bench import fault_ranks
+
+    open_cases = [
+        replace(each.case, trials=AGAIN_TRIALS, seconds=AGAIN_TRIALS / each.case.trials * each.case.seconds)
+        for each in found
+        if each.bound == "unclear"
+    ]
+    print(f"{len(open_cases)} inconclusive, measured again with {AGAIN_TRIALS} trials", flush=True)
+    again = {each.case.name: each for each in fault_ranks.find_verdicts(open_cases)}
+    return [again.get(each.case.name, each) for each in found]
+
+
 def _score(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns how many verdicts are right, those on parts that overlap apart."""
     apart = [row for row in rows if row["overlaps"]]
     text = f"{_right(rows)} of {len(rows)} right"
-    return text + (f", {_right(apart)} of {len(apart)} of those with parts that overlap" if apart else "")
+    text += f", {_right(apart)} of {len(apart)} of those with parts that overlap" if apart else ""
+    at_once, apart_at_once = (sum(row["at_once"] for row in some) for some in (rows, apart))
+    return f"{text}; before inconclusive ones were measured again {at_once} and {apart_at_once}"
 
 
 def _right(rows: Sequence[Mapping[str, Any]]) -> int:

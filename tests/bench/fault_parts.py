@@ -4,8 +4,8 @@ Work is measured in matrix products of one size, wherever that is possible, so t
 machine: a dataset that makes as many products as a step is half of it anywhere.
 """
 
+import itertools
 import os
-import random
 import time
 from typing import Any
 
@@ -119,19 +119,18 @@ class DecodingSamples(SleepingSamples):
 
 
 class Fickle(Numbers):
-    """A disk whose speed is another every time that reading begins anew, from one to sixty-four times."""
+    """A disk whose speed is another every time that reading begins anew: one, sixty-four and eight times in turn."""
 
-    def __init__(self, split: str, seconds: float, seed: int = 0, **more: int) -> None:
+    def __init__(self, split: str, seconds: float, **more: int) -> None:
         super().__init__(split, **more)
-        self._least = seconds
-        self._drawn = random.Random(seed)
+        self._times = itertools.cycle((seconds, 64 * seconds, 8 * seconds))
         self._first: list[int] | None = None
         self._seconds = seconds
 
     def batch(self, ids: torch.Tensor, draws: object) -> tuple[torch.Tensor, torch.Tensor]:
         self._first = self._first or ids.tolist()
         if ids.tolist() == self._first:
-            self._seconds = self._least * 64 ** self._drawn.random()
+            self._seconds = next(self._times)
         time.sleep(self._seconds)
         return super().batch(ids, draws)
 

@@ -169,6 +169,17 @@ def test_a_batch_twice_as_large_that_costs_hardly_more_says_host(double: float, 
     assert judge(made_up(computing=1.0, phases={"double": double})).bound == bound
 
 
+@pytest.mark.parametrize(
+    ("double", "operators", "synchronisations", "bound"),
+    [(1.9, 100, 0, "compute"), (1.7, 100, 0, "host"), (1.9, 100, 20, "host"), (1.9, 50_000, 0, "host")],
+)
+def test_long_operators_that_grow_with_the_batch_leave_no_device_idle(
+    double: float, operators: int, synchronisations: int, bound: str
+) -> None:
+    counted = work(host_share=1.0, operators=operators, synchronisations=synchronisations)
+    assert judge(made_up(computing=1.0, phases={"double": double}, work=counted)).bound == bound
+
+
 def test_data_loading_is_not_refined() -> None:
     assert judge(made_up(data=0.8, computing=0.2, work=work(host_share=0.9))).bound == "data loading"
 

@@ -147,6 +147,8 @@ _LEAD = 0.1  # of a step: parts that differ by less are balanced
 _NOISE = 0.4  # of a step: no conclusion from trials that differ by more
 _MOST_DIFFERING = 0.25  # of the trials may have another largest part, by more than the lead
 _SLOW_ALONE = 0.3  # of the time that others wait for a straggler: what it takes longer alone, at least
+_FIXED = 0.2  # of the compute time: less than that does not depend on the batch where operators are long
+_LONG_OPERATOR = 2e-4  # seconds: a call takes a tenth of it
 _HALF = 0.5
 _MANY_SYNCHRONISATIONS = {"cuda": 1, "cpu": 10}  # each drains the queue of a GPU; on a CPU they are work of the host
 _HIGH_HOST_SHARE = 0.3
@@ -178,7 +180,7 @@ class Verdict:
             "gain": self.gain,
             "suggestions": [vars(each) for each in self.suggestions],
             "shares": {_STORED[name]: self.shares.share(name) for name in self.shares.path},
-            "what_if": self.what_if.content(),
+            "what_if": self.what_if.content(_STORED),
             **(self.stages.content() if self.stages else {}),
         }
 
@@ -258,12 +260,20 @@ def refine(measurement: Measurement, shares: Shares) -> Bound:
     least = _MOVED_ANYWAY if fixed >= _HALF else _MOVED
     if (idle or 0) < _HALF and moved > 2 * flops and moved >= least * shares.path[StepPart.COMPUTE].median:
         return "memory"
-    if (idle or 0) >= _HALF or (fixed >= _HALF and (idle is None or idle >= _HIGH_HOST_SHARE)):
+    many = work is not None and work.synchronisations >= _MANY_SYNCHRONISATIONS.get(measurement.device, 1)
+    if (idle or 0) >= _HALF and (many or not _is_long_work(measurement, shares)):
         return "host"
-    many = _MANY_SYNCHRONISATIONS.get(measurement.device, 1)
-    if work and work.synchronisations >= many and (idle or 0) >= _HIGH_HOST_SHARE:
+    if fixed >= _HALF and (idle is None or idle >= _HIGH_HOST_SHARE):
         return "host"
-    return "compute"
+    return "host" if many and (idle or 0) >= _HIGH_HOST_SHARE else "compute"
+
+
+def _is_long_work(measurement: Measurement, shares: Shares) -> bool:
+    """Returns whether operators are long, and longer with the batch; then a device only seems idle on a busy machine."""
+    fixed, operators = fixed_share(shares), measurement.work.operators if measurement.work else 0
+    if fixed is None or not operators:
+        return False
+    return fixed < _FIXED and shares.alone["compute"].median / operators > _LONG_OPERATOR
 
 
 def _gain(measurement: Measurement, shares: Shares, what_if: WhatIf, bound: Bound) -> float | None:
@@ -298,8 +308,10 @@ def _is_limited(measurement: Measurement, shares: Shares, what_if: WhatIf, bound
     """Returns whether a part that compute hides would limit a step before compute has taken its least time."""
     if bound not in ("compute", "memory", "host") or not what_if.overlaps:
         return False
-    possible = _possible(measurement, shares, bound)
-    return possible is None or possible > _most_of_compute(what_if, bound)
+    possible, most = _possible(measurement, shares, bound), _most_of_compute(what_if, bound)
+    if possible is None:  # without a measured peak: if a part of some size is hidden
+        return most < (1 - _LEAD) * shares.path[StepPart.COMPUTE].median
+    return possible > most
 
 
 def _most_of_compute(what_if: WhatIf, bound: Bound) -> float:

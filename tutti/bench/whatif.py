@@ -116,10 +116,10 @@ class WhatIf:
     def time(self, part: StepPart) -> float:
         return self.figure(lambda model: model.times[part]).median
 
-    def content(self) -> dict[str, Any]:
-        """The answers as they are written to `bench.json`."""
+    def content(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """The answers as they are written to `bench.json`, by the names that parts have there."""
         parts = {
-            part.share_key: {
+            names[part]: {
                 "seconds": self.time(part),
                 "step_if_free": self.seconds(part).median,
                 "step_if_twice_as_fast": self.seconds(part, 0.5).median,
