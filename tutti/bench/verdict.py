@@ -269,7 +269,7 @@ def refine(measurement: Measurement, shares: Shares) -> Bound:
 
 
 def _is_long_work(measurement: Measurement, shares: Shares) -> bool:
-    """Returns whether operators are long, and longer with the batch; a device only seems idle then, on a busy machine."""
+    """Returns whether operators are long, and grow with the batch: a device seems idle then on a busy machine alone."""
     fixed, operators = fixed_share(shares), measurement.work.operators if measurement.work else 0
     if fixed is None or not operators:
         return False
