@@ -49,6 +49,53 @@ def test_a_terminal_shows_a_bar_for_each_split(tutti: Tutti) -> None:
 
 
 @pytest.mark.system
+def test_images_are_packed_and_verified(tutti: Tutti, tmp_path: Path) -> None:
+    tutti(*IMAGES)
+    done = tutti("data", "pack", "tree", "packed", "--size", "24", "--workers", "2", "--verify", FORCE_COLOR="1")
+    assert done.code == 0, done.all
+    assert "12 training and 6 validation samples in 2 shards, " in done.out and " in packed\n" in done.out
+    assert "12/12" in done.out and "6/6" in done.out
+    assert last_line(done).endswith("every sample in packed is as it was packed")
+    with open(tmp_path / "packed" / "train-00000.tar", "r+b") as file:
+        file.seek(600)
+        file.write(b"\x00\x01")
+    done = tutti("data", "pack", "packed", "--verify")
+    assert done.code == 1
+    assert done.out.startswith("damaged: packed/train-00000.tar: class_000/0000.jpg: its content has changed\n")
+    (tmp_path / "packed" / "train-00000.tar").unlink()
+    assert tutti("data", "pack", "tree", "packed", "--size", "24").code == 0
+    assert last_line(tutti("data", "pack", "packed", "--verify")) == "every sample in packed is as it was packed"
+
+
+@pytest.mark.system
+def test_ranks_of_a_launcher_pack_their_parts(tutti: Tutti, tmp_path: Path) -> None:
+    tutti(*IMAGES)
+    words = ("data", "pack", "tree", "packed", "--shard-mb", "0.01")
+    ranks = [{"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    job = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+    job["SLURM_STEP_NODELIST"] = "localhost"
+    done = [tutti(*words, **job, **rank) for rank in ranks]
+    assert last_line(done[0]).startswith("part 0 of 2 is done; ")
+    assert last_line(done[1]).startswith("12 training and 6 validation samples in ")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "packed"], ["nowhere does not exist", "expected a folder with train/CLASS/"]),
+        (["tree"], ["FOLDER is missing", "tutti data pack SOURCE FOLDER"]),
+        (["tree", "packed", "--part", "2/2"], ["--part 2/2", "expected I/N"]),
+        (["tree", "packed", "--corrupt", "keep"], ["--corrupt keep", "expected refuse or skip"]),
+        (["tree", "packed", "--quality", "0"], ["--quality 0", "expected 1 to 100"]),
+        (["tree", "packed", "--labels", "file"], ["--validation and --labels belong together"]),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(tutti: Tutti, words: list[str], message: list[str]) -> None:
+    assert_refused(tutti("data", "pack", *words), *message)
+
+
+@pytest.mark.system
 def test_a_box_is_made_with_its_picture_and_both_are_named(tutti: Tutti, tmp_path: Path) -> None:
     done = tutti(*NBODY, "--seed", "7", "--cell", "0.5")
     assert last_line(done) == "a box of 16^3 cells in boxes/train.h5, a picture of its slices in boxes/train.png"
@@ -88,9 +135,11 @@ def test_what_cannot_be_made_is_refused(tutti: Tutti, tmp_path: Path, words: lis
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("words", [["--help"], ["make", "images", "--help"], ["make", "nbody", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["pack", "--help"], ["make", "images", "--help"], ["make", "nbody", "--help"]]
+)
 def test_help_needs_none_of_what_makes_data(words: list[str], tmp_path: Path) -> None:
     done = command(sys.executable, "-c", PROBE, "data", *words, cwd=tmp_path)
     assert last_line(done) == "[]"
-    if len(words) > 1:
+    if words[0] == "make":
         assert f"tutti data make {words[1]} --out" in done.out

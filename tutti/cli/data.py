@@ -1,21 +1,33 @@
-"""`tutti data`: download public datasets, or make data to try a recipe with."""
+"""`tutti data`: download public datasets, pack datasets, or make data to try a recipe with."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from tutti import units
 from tutti.cli.options import examples
 from tutti.data.download import get as download
-from tutti.errors import DataError
+from tutti.errors import ConfigError, DataError
+from tutti.ranks.environments import discover
 
 Report = Callable[[str, int, int], None]  # a name, the amount done, the total amount (0: unknown)
-
+SPLIT_TITLES = {"train": "training", "valid": "validation"}
 
 app = typer.Typer(no_args_is_help=True)
 make_app = typer.Typer(help="Make data to try a recipe with, the same from the same seed.", no_args_is_help=True)
@@ -24,7 +36,7 @@ app.add_typer(make_app, name="make")
 
 @app.callback()
 def data() -> None:
-    """Fetch data, or make some to try a recipe with."""
+    """Fetch data, pack it for fast reading, or make some to try a recipe with."""
 
 
 @app.command(epilog=examples("tutti data get mnist", "tutti data get cifar10 --out /scratch/me/cifar10"))
@@ -38,6 +50,81 @@ def get(
     with _bars(DownloadColumn()) as report:
         files = download(name, out, mirror, report)
     print(f"{units.count(len(files), 'file')} of {name} in {out}")
+
+
+@app.command(
+    epilog=examples(
+        "tutti data pack /scratch/imagenet /scratch/packed",
+        "srun -n 16 tutti data pack /scratch/imagenet /scratch/packed",
+        "tutti data pack ILSVRC2012_img_train.tar packed --validation ILSVRC2012_img_val.tar --labels classes.txt",
+        "tutti data pack my_data:dataset packed",
+        "tutti data pack packed --verify",
+    )
+)
+def pack(
+    source: Annotated[str, typer.Argument(help="A folder of images, a tar of classes, or a dataset module:object.")],
+    folder: Annotated[Path | None, typer.Argument(help="The folder for the shards and their index.")] = None,
+    size: Annotated[int, typer.Option(help="Shrink images to so many pixels on the shorter side; 0: not.")] = 256,
+    quality: Annotated[int, typer.Option(help="JPEG quality of images that are shrunk.")] = 90,
+    shard_mb: Annotated[float, typer.Option(help="Size of a shard, about.")] = 512,
+    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
+    validation: Annotated[Path | None, typer.Option(help="A tar of validation images, with --labels.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Their classes: CLASS, or NAME CLASS, in each line.")] = None,
+    corrupt: Annotated[str, typer.Option(help="Images that cannot be decoded: refuse or skip.")] = "refuse",
+    part: Annotated[
+        str | None, typer.Option(help="Only a part of the shards: I/N, I from 0.", show_default="the rank")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every sample with its checksum.")] = False,
+) -> None:
+    """Pack images or arrays into tar shards with an index; run it again to finish what was interrupted."""
+    from tutti.data.packed.encode import PackOptions
+    from tutti.data.packed.sources import open_source
+    from tutti.data.packed.write import pack as write
+
+    if folder is None and not verify:
+        raise ConfigError("FOLDER is missing: expected tutti data pack SOURCE FOLDER, or FOLDER --verify.")
+    if corrupt not in ("refuse", "skip"):
+        raise ConfigError(f"--corrupt {corrupt}: expected refuse or skip.")
+    sys.path.append(os.getcwd())  # for module:object
+    workers = workers or len(os.sched_getaffinity(0))
+    if folder is not None:
+        options, place = PackOptions(size, quality, shard_mb), _find_part(part)
+        opened = partial(open_source, source, validation, labels)
+        with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as report:
+            found = write(opened, source, folder, options, workers, place, corrupt == "skip", report)
+        if found.missing:
+            print(f"part {place[0]} of {place[1]} is done; {units.count(found.missing, 'shard')} of others are missing")
+            return
+        counts = " and ".join(f"{count:,} {SPLIT_TITLES[split]}" for split, count in found.samples.items())
+        print(f"{counts} samples in {units.count(found.shards, 'shard')}, {units.size(found.size_bytes)}, in {folder}")
+        for name in found.skipped:
+            print(f"left out, since it cannot be decoded: {name}")
+    if verify:
+        _verify(folder or Path(source), workers)
+
+
+def _verify(folder: Path, workers: int) -> None:
+    from tutti.data.packed.verify import verify
+
+    with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as report:
+        damaged = verify(folder, workers, report)
+    for line in damaged:
+        print(f"damaged: {line}")
+    if damaged:
+        print("Remove the shards that are named, and run tutti data pack again: it writes what is missing.")
+        raise typer.Exit(1)
+    print(f"every sample in {folder} is as it was packed")
+
+
+def _find_part(given: str | None) -> tuple[int, int]:
+    """The part of the shards that this process packs: as given, or that of its rank."""
+    if given is None:
+        placement = discover(os.environ)
+        return placement.rank, placement.world_size
+    words = given.split("/")
+    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[0]) < int(words[1]):
+        return int(words[0]), int(words[1])
+    raise ConfigError(f"--part {given}: expected I/N with I from 0 to N - 1, such as 0/4.")
 
 
 @make_app.command(
@@ -91,10 +178,10 @@ def nbody(
 
 
 @contextmanager
-def _bars(amount: ProgressColumn) -> Iterator[Report]:
+def _bars(*amounts: ProgressColumn) -> Iterator[Report]:
     """Show a progress bar for each name that is reported; nothing without a terminal."""
     console = Console()
-    columns = TextColumn("{task.description}"), BarColumn(), amount
+    columns = TextColumn("{task.description}"), BarColumn(), *amounts
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
     tasks = {}
 

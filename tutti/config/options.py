@@ -145,11 +145,11 @@ class Cifar10Options(DatasetOptions):
 
 
 class ImagesOptions(DatasetOptions):
-    """A tree of images with a folder for each class, such as ImageNet, read by worker processes."""
+    """Images of classes, such as ImageNet: a folder for each class, or packed; read by worker processes."""
 
     target = "tutti.data.image_tree:image_tree"
     name: Literal["images"] = "images"
-    path: str = "data/imagenet"  # with train/ and validation/
+    path: str = "data/imagenet"  # with train/ and validation/, or written by tutti data pack
     size: Count = 224
     augment: Literal["crop", "shift_zoom", "none"] = "crop"
     scale: tuple[Positive, Positive] = (0.08, 1.0)  # crop: its share of the image
@@ -160,6 +160,14 @@ class ImagesOptions(DatasetOptions):
     centre: Positive = 0.875  # the part of the shorter side that is used in validation
     classes: Count | None = None  # only the first so many by name
     corrupt: Literal["refuse", "skip"] = "refuse"
+
+
+class PackedOptions(DatasetOptions):
+    """Arrays that `tutti data pack module:object FOLDER` has packed."""
+
+    target = "tutti.data.packed.arrays:packed_arrays"
+    name: Literal["packed"] = "packed"
+    path: str = "data/packed"
 
 
 class NbodyOptions(DatasetOptions):

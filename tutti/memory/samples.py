@@ -10,6 +10,7 @@ import torch
 
 from tutti.config import parts
 from tutti.config.run import RunConfig
+from tutti.data.packed.index import is_packed, read_plan
 
 NBODY_CHANNELS = 4, 5
 _IMAGENET_CLASSES = 1000
@@ -57,10 +58,11 @@ def _images(shape: Sequence[int], classes: int) -> Samples:
 
 
 def _image_tree(data: Any) -> Samples:
-    folders = [each for each in Path(data.path, "train").glob("*") if each.is_dir()]
-    classes = len(folders) or _IMAGENET_CLASSES
+    root = Path(data.path)
+    known = len(read_plan(root).classes) if is_packed(root) else sum(each.is_dir() for each in root.glob("train/*"))
+    classes = known or _IMAGENET_CLASSES
     found = _images((3, data.size, data.size), min(classes, data.classes or classes))
-    if folders or data.classes:
+    if known or data.classes:
         return found
     note = f"{_IMAGENET_CLASSES:,} classes are assumed, since there are no images in data.path={data.path}"
     return replace(found, notes=(note,))

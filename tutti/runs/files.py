@@ -14,12 +14,12 @@ _ASIDE = re.compile(
 )  # an incomplete file with the number of its process; job.json has other writers
 
 
-def write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, content: str | bytes) -> None:
     """Replace a file's content so that a crash at any moment leaves the old or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(aside, "w") as file:
-            file.write(text)
+        with open(aside, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

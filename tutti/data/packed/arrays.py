@@ -1,0 +1,47 @@
+"""Packed arrays as a map-style dataset."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tutti.data.packed.index import PackedSamples, is_packed
+from tutti.errors import DataError
+
+
+def packed_arrays(split: str, path: str = "data/packed") -> "PackedArrays":
+    """Returns the arrays of a split of a packed folder."""
+    folder = Path(path)
+    if not is_packed(folder):
+        raise DataError(f"{folder} is not a packed dataset. Make one: tutti data pack module:object {folder}")
+    samples = PackedSamples(folder, split)
+    if samples.plan.kind != "arrays":
+        raise DataError(f"{folder} holds packed {samples.plan.kind}: expected arrays. Use data.name=images for images.")
+    return PackedArrays(samples)
+
+
+class PackedArrays:
+    """Pairs of input and target as they were packed; a target that is a label is a number."""
+
+    def __init__(self, samples: PackedSamples) -> None:
+        self._samples = samples
+        labels = samples.index.records["label"]
+        self.input_shape = tuple(self[0][0].shape)
+        if labels.min() >= 0:
+            self.num_classes = int(labels.max()) + 1
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        try:
+            content = np.load(io.BytesIO(self._samples.read(index)), allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self._samples.path(index)} cannot be read ({error}). Remove the shard and run tutti data pack again."
+            ) from error
+        if isinstance(content, np.ndarray):
+            return torch.from_numpy(content), self._samples.label(index)
+        return torch.from_numpy(content["inputs"]), torch.from_numpy(content["targets"])

@@ -1,0 +1,80 @@
+"""Every member of every shard, compared with its checksum."""
+
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from tutti.data.packed.index import SPLIT_NAMES, Index, index_path, read_plan, shard_name
+from tutti.errors import DataError
+
+Report = Callable[[str, int, int], None]  # a name, samples so far, samples in all
+
+
+def verify(folder: Path, workers: int = 1, report: Report = lambda *_: None) -> list[str]:
+    """Returns what is damaged in a packed folder: shards and members by name, with the reason."""
+    plan = read_plan(folder)
+    found: list[str] = []
+    for split, planned in plan.splits.items():
+        try:
+            index = Index(index_path(folder, split))
+        except (DataError, FileNotFoundError) as error:
+            found.append(str(error))
+            continue
+        if not index.check_names():
+            found.append(f"{index.path}: the checksum of its names is wrong")
+        done = 0
+        for damaged, count in _all_shards(folder, split, planned.shards, workers):
+            found += damaged
+            done += count
+            report(f"verify {SPLIT_NAMES[split]}", done, len(index.records))
+    return found
+
+
+def _all_shards(folder: Path, split: str, shards: int, workers: int) -> Iterator[tuple[list[str], int]]:
+    if min(workers, shards) <= 1:
+        yield from (_verify_shard(folder, split, shard) for shard in range(shards))
+        return
+    context = get_context("fork" if sys.platform == "linux" else None)
+    with ProcessPoolExecutor(min(workers, shards), context) as pool:
+        yield from pool.map(_verify_shard, [folder] * shards, [split] * shards, range(shards))
+
+
+def _verify_shard(folder: Path, split: str, shard: int) -> tuple[list[str], int]:
+    """Returns the damaged members of a shard, and how many members it should have."""
+    index, path = Index(index_path(folder, split)), folder / shard_name(split, shard)
+    first, end = (int(each) for each in np.searchsorted(index.records["shard"], [shard, shard + 1]))
+    found = []
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        return [f"{path}: {error.strerror}"], end - first
+    try:
+        size = os.fstat(handle).st_size
+        if size != index.shard_bytes[shard]:
+            found.append(f"{path}: {size:,} bytes, expected {index.shard_bytes[shard]:,}")
+        for number in range(first, end):
+            record = index.records[number]
+            offset, length = int(record["offset"]), int(record["length"])
+            block = tarfile.BLOCKSIZE
+            content = os.pread(handle, block + length, offset - block)
+            if zlib.crc32(content[block:]) != record["checksum"]:
+                found.append(f"{path}: {index.name(number)}: its content has changed")
+            elif not _is_header(content[:block], length):
+                found.append(f"{path}: {index.name(number)}: its header has changed")
+    finally:
+        os.close(handle)
+    return found, end - first
+
+
+def _is_header(block: bytes, length: int) -> bool:
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").size == length
+    except tarfile.TarError:
+        return False
