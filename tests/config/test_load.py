@@ -335,8 +335,8 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ),
         (
             "data.name=digit",
-            "data.name='digit' (command line): expected one of digits, synthetic, mnist, cifar10, images, nbody, text, "
-            "or module:object. Did you mean 'digits'?",
+            "data.name='digit' (command line): expected one of digits, synthetic, mnist, cifar10, images, packed, "
+            "nbody, text, or module:object. Did you mean 'digits'?",
         ),
         (
             "optim.name=adamm",

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tutti.data import decode
-from tutti.data.decode import View, centre_view, crop_view, cut_rows, decode_view, resize
+from tutti.data.decode import Choose, View, centre_view, crop_view
+from tutti.data.jpeg_blocks import cut_blocks, find_frame
 from tutti.data.packed.encode import shrink
 
 simplejpeg: Any = pytest.importorskip("simplejpeg")
@@ -29,6 +31,12 @@ def jpeg(image: Image.Image, **options: Any) -> bytes:
     stored = io.BytesIO()
     image.save(stored, "JPEG", **{"quality": 90} | options)
     return stored.getvalue()
+
+
+def decode_view(content: bytes, size: int, choose: Choose, original: tuple[int, int] | None = None) -> np.ndarray:
+    image = torch.empty((size, size, 3), dtype=torch.uint8)
+    decode.decode_view(content, image.permute(2, 0, 1), choose, original)
+    return image.numpy()
 
 
 def pillow_view(content: bytes, size: int, view: View) -> np.ndarray:
@@ -57,7 +65,11 @@ def test_random_crops_are_pillows_to_three_levels(width: int, height: int) -> No
 def test_resizing_is_pillows_to_two_levels(side: int) -> None:
     pixels = np.array(photo(side, side))
     expected = np.asarray(Image.fromarray(pixels).resize((224, 200), Image.Resampling.BILINEAR))
-    assert np.abs(resize(pixels, 224, 200).astype(int) - expected).max() <= 2
+    for flip in (False, True):
+        out = torch.empty((200, 224, 3), dtype=torch.uint8)
+        decode.resize(pixels, flip, out.permute(2, 0, 1))
+        found = out.numpy()[:, ::-1] if flip else out.numpy()
+        assert np.abs(found.astype(int) - expected).max() <= 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,27 +90,33 @@ def test_a_shrunk_image_shows_the_same_part(seed: int) -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize(("width", "height"), [(341, 256), (256, 256), (400, 250), (33, 200), (16, 8), (300, 129)])
 @pytest.mark.parametrize("subsampling", ["4:2:0", "4:2:2", "4:4:4"])
-def test_cut_rows_have_the_pixels_of_the_whole(mode: str, width: int, height: int, subsampling: str) -> None:
+def test_cut_blocks_have_the_pixels_of_the_whole(mode: str, width: int, height: int, subsampling: str) -> None:
     options = {} if mode == "L" else {"subsampling": subsampling}
-    content = jpeg(photo(width, height).convert(mode), restart_marker_rows=1, **options)
-    whole = simplejpeg.decode_jpeg(content)
+    content = jpeg(photo(width, height).convert(mode), restart_marker_blocks=1, **options)
+    whole, frame = simplejpeg.decode_jpeg(content), find_frame(content)
+    assert frame is not None and (frame.width, frame.height) == (width, height)
     generator = random.Random(0)
     lengths = []
     for _ in range(20):
-        first, end = sorted(generator.sample(range(height + 1), 2))
-        cut, start = cut_rows(content, first, end)
+        columns, rows = (slice(*sorted(generator.sample(range(length + 1), 2))) for length in (width, height))
+        cut, left, top = cut_blocks(content, frame, columns, rows)
         lengths.append(len(cut))
-        part = simplejpeg.decode_jpeg(cut)
-        assert start <= first and start + len(part) >= end
-        assert np.array_equal(part[first - start : end - start], whole[first:end])
-    if height > 100:
-        assert min(lengths) < len(content) / 2, "rows are left out"
+        part = simplejpeg.decode_jpeg(cut)[
+            rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+        ]
+        assert np.array_equal(part, whole[rows, columns])
+    if height > 150:
+        assert min(lengths) < len(content) / 2, "blocks are left out"
 
 
-def test_files_without_rows_of_their_own_are_left_whole() -> None:
+def test_files_whose_blocks_are_not_apart_are_left_whole() -> None:
     image = photo(100, 80)
-    for content in (jpeg(image), jpeg(image, progressive=True), jpeg(image, restart_marker_blocks=3)):
-        assert cut_rows(content, 20, 30) == (content, 0)
+    assert find_frame(jpeg(image, restart_marker_blocks=1)) is not None
+    for content in (jpeg(image), jpeg(image, progressive=True), jpeg(image, restart_marker_rows=1), b"", b"\xff\xd8"):
+        assert find_frame(content) is None
+    content = jpeg(image, restart_marker_blocks=1)
+    for length in range(0, len(content), 37):
+        find_frame(content[:length])
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "grey", "cmyk", "png", "progressive"])

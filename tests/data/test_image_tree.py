@@ -15,7 +15,8 @@ from rank_jobs import run_ranks, train
 
 from tutti.config.layout import Layout
 from tutti.config.plan import Plan
-from tutti.data.decode import centre_view, crop_view, decode_view, shift_view
+from tutti.data import decode
+from tutti.data.decode import Choose, centre_view, crop_view, shift_view
 from tutti.data.image_tree import MEAN, STD, image_tree
 from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.make_images import make_images
@@ -53,6 +54,12 @@ def spoil(tree: Path, *names: str) -> list[str]:
         content = (tree / name).read_bytes()
         (tree / name).write_bytes(content[: len(content) // 2])
     return [str(tree / name) for name in names]
+
+
+def decode_view(content: bytes, size: int, choose: Choose) -> np.ndarray:
+    image = torch.empty((size, size, 3), dtype=torch.uint8)
+    decode.decode_view(content, image.permute(2, 0, 1), choose)
+    return image.numpy()
 
 
 def ramp(width: int, height: int, path: Path) -> bytes:

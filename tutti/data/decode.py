@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tutti.data.image_files import as_rgb
+from tutti.data.jpeg_blocks import BlockFrame, cut_blocks, find_frame
 
 try:
     import simplejpeg
@@ -57,12 +58,15 @@ def shift_view(width: int, height: int, size: int, shift: float, zoom: float, fl
     return View((left, top, right, bottom), columns, rows, flip and random.random() < 0.5)
 
 
-def decode_view(content: bytes, size: int, choose: Choose, original: tuple[int, int] | None = None) -> np.ndarray:
-    """Decodes the chosen part of an image and resizes it to size x size x 3 bytes.
+def decode_view(content: bytes, out: torch.Tensor, choose: Choose, original: tuple[int, int] | None = None) -> None:
+    """Decodes the chosen part of an image and resizes it into bytes of the shape (3, size, size), channels last.
 
     `original` is the width and height of an image that was shrunk since: the same part is chosen from it.
     """
-    known = _read_jpeg_size(content)
+    size = out.shape[-1]
+    # Blocks are left out of images that we stored alone: what is read of them has been compared with its checksum.
+    frame = find_frame(content) if original and simplejpeg else None
+    known = (frame.width, frame.height) if frame else _read_jpeg_size(content)
     image = None if known else Image.open(io.BytesIO(content))
     width, height = known or image.size  # pyright: ignore[reportOptionalMemberAccess]
     view = choose(*(original or (width, height)), size)
@@ -71,29 +75,31 @@ def decode_view(content: bytes, size: int, choose: Choose, original: tuple[int, 
     box = left * across, top * down, right * across, bottom * down
     (first_column, end_column), (first_row, end_row) = view.columns, view.rows
     columns, rows = end_column - first_column, end_row - first_row
-    wanted = columns / (box[2] - box[0]), rows / (box[3] - box[1])  # output pixels for each pixel
-    if known:
-        pixels = _decode_jpeg(content, width, height, box, max(wanted), is_stored=original is not None)
+    wanted = max(columns / (box[2] - box[0]), rows / (box[3] - box[1]))  # output pixels for each pixel
+    if image is None:
+        pixels = _decode_jpeg(content, width, height, box, wanted, frame)
     else:
-        pixels = _decode_others(image or Image.open(io.BytesIO(content)), box, max(wanted))
-    part = resize(pixels, columns, rows)
-    if (columns, rows) != (size, size):
-        part = np.pad(part, ((first_row, size - end_row), (first_column, size - end_column), (0, 0)), "edge")
-    return _flip(part) if view.flip else part
+        pixels = _decode_others(image, box, wanted)
+    if (columns, rows) == (size, size):
+        resize(pixels, view.flip, out)
+        return
+    part = torch.empty((rows, columns, 3), dtype=torch.uint8)
+    resize(pixels, False, part.permute(2, 0, 1))
+    edges = (first_row, size - end_row), (first_column, size - end_column), (0, 0)
+    padded = torch.from_numpy(np.pad(part.numpy(), edges, "edge")).permute(2, 0, 1)
+    out.copy_(padded.flip(-1) if view.flip else padded)
 
 
-def resize(pixels: np.ndarray, columns: int, rows: int) -> np.ndarray:
-    """Resizes height x width x 3 bytes as Pillow's bilinear filter does; torch's kernel is several times as fast."""
-    if pixels.shape[:2] == (rows, columns):
-        return pixels
-    batch = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
-    resized = torch.nn.functional.interpolate(batch, (rows, columns), mode="bilinear", antialias=True)
-    return resized[0].permute(1, 2, 0).numpy()
-
-
-def _flip(pixels: np.ndarray) -> np.ndarray:
-    """Mirrors an image; torch has a fast kernel for the channels-last format, NumPy has none."""
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].flip(-1)[0].permute(1, 2, 0).numpy()
+def resize(pixels: np.ndarray, flip: bool, out: torch.Tensor) -> None:
+    """Resizes height x width x 3 bytes as Pillow's bilinear filter does, by torch's kernel, which is much faster."""
+    batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    # The kernel is fast for the channels-last memory format alone.
+    batch = batch.flip(-1) if flip else batch.contiguous(memory_format=torch.channels_last)
+    if batch.shape[1:] == out.shape:
+        out.copy_(batch[0])
+    else:
+        size = list(out.shape[1:])
+        torch.ops.aten._upsample_bilinear2d_aa.out(batch, size, False, None, None, out=out[None])
 
 
 def _read_jpeg_size(content: bytes) -> tuple[int, int] | None:
@@ -110,20 +116,22 @@ def _read_jpeg_size(content: bytes) -> tuple[int, int] | None:
     return width, height
 
 
-def _decode_jpeg(content: bytes, width: int, height: int, box: Box, wanted: float, is_stored: bool) -> np.ndarray:
-    """Decodes the pixels of a box, at 1/2, 1/4 or 1/8 of the size if that still has enough pixels.
-
-    Of an image that we stored, whose checksum is right, rows outside of the box are left out.
-    """
+def _decode_jpeg(
+    content: bytes, width: int, height: int, box: Box, wanted: float, frame: BlockFrame | None
+) -> np.ndarray:
+    """Decodes the pixels of a box, at 1/2, 1/4 or 1/8 of the size if that still has enough pixels."""
     divisor = _divisor(wanted)
     columns, rows = _pixels(box, width, height, divisor)
     try:
         if divisor > 1:
             least = {"min_width": math.ceil(width / divisor), "min_height": math.ceil(height / divisor)}
             return simplejpeg.decode_jpeg(content, **least)[rows, columns]  # pyright: ignore
-        cut, start = cut_rows(content, rows.start, rows.stop) if is_stored else (content, 0)
-        return simplejpeg.decode_jpeg(cut)[rows.start - start : rows.stop - start, columns]  # pyright: ignore
-    except (ValueError, IndexError):  # damaged, or with bytes that Pillow accepts
+        left = top = 0
+        if frame is not None:
+            content, left, top = cut_blocks(content, frame, columns, rows)
+        decoded = simplejpeg.decode_jpeg(content)  # pyright: ignore[reportOptionalMemberAccess]
+        return decoded[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    except ValueError:  # damaged, or with bytes that Pillow accepts
         return _decode_others(Image.open(io.BytesIO(content)), box, wanted)
 
 
@@ -152,56 +160,6 @@ def _pixels(box: Box, width: int, height: int, divisor: int) -> tuple[slice, sli
         start = min(round(low / divisor), decoded - 1)
         ranges.append(slice(start, min(max(round(high / divisor), start + 1), decoded)))
     return ranges[0], ranges[1]
-
-
-# The rows of a JPEG that has a restart marker after each row of blocks, as packed images have.
-
-_FRAME, _SCAN, _INTERVAL = 0xC0, 0xDA, 0xDD  # kinds of segments
-_UPSAMPLED = 2  # rows beside a row of blocks that enter the colours of its first and last pixels
-
-
-def cut_rows(content: bytes, first: int, end: int) -> tuple[bytes, int]:
-    """Returns a JPEG with at least the given rows of pixels, and which row is its first; all where they are not apart.
-
-    The rows have the same pixels as in the whole image.
-    """
-    height_place = height = block_height = row_blocks = interval = components = 0
-    place = 2
-    while content[place] == 0xFF and content[place + 1] != _SCAN:
-        kind, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4])
-        if kind == _FRAME:
-            height_place = place + 5
-            height, width = (int.from_bytes(content[place + at : place + at + 2]) for at in (5, 7))
-            samplings = content[place + 11 : place + 2 + length : 3]
-            components = len(samplings)
-            block_height = 8 * max(each & 15 for each in samplings)
-            row_blocks = -(-width // (8 * max(each >> 4 for each in samplings)))
-            if components == 1:  # the blocks of one component are 8 x 8 whatever its sampling
-                block_height, row_blocks = 8, -(-width // 8)
-        elif kind == _INTERVAL:
-            interval = int.from_bytes(content[place + 4 : place + 6])
-        place += 2 + length
-    if not interval or interval != row_blocks or content[place + 4] != components:
-        return content, 0
-    start = max(first - _UPSAMPLED, 0) // block_height
-    stop = -(-min(end + _UPSAMPLED, height) // block_height)
-    scan = place + 2 + int.from_bytes(content[place + 2 : place + 4])
-    begin, marks, at = scan, [], scan
-    for row in range(stop):
-        found = content.find(bytes((0xFF, 0xD0 + row % 8)), at) if row * block_height + block_height < height else -1
-        at = found + 2 if found >= 0 else len(content)
-        if row == start - 1:
-            begin = at
-        elif start <= row < stop - 1:
-            marks.append(found)
-    if start == 0 and at == len(content):
-        return content, 0
-    body = bytearray(content[begin : at - 2])
-    for number, mark in enumerate(marks):
-        body[mark - begin + 1] = 0xD0 + number % 8
-    rows = min(stop * block_height, height) - start * block_height
-    header = content[:height_place] + rows.to_bytes(2) + content[height_place + 2 : scan]
-    return b"".join((header, body, b"\xff\xd9")), start * block_height
 
 
 def _random_box(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:

@@ -5,6 +5,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tutti.data.decode import Choose, centre_view, crop_view, decode_view, shift_view
@@ -73,11 +74,20 @@ class ImageTree:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | None:
-        """Returns an image and its class; a skipped one is replaced by the next of its class, in validation by None."""
-        label = self._files.label(index)
+        """Returns an image and its class, or None for one that is left out."""
+        image = torch.empty((self._size, self._size, 3), dtype=torch.uint8).permute(2, 0, 1)
+        label = self.read_into(index, image)
+        return None if label is None else (image, label)
+
+    def read_into(self, index: int, out: torch.Tensor) -> int | None:
+        """Decodes an image into memory and returns its class.
+
+        A corrupt one that is skipped is replaced by the next of its class; in validation it is left out.
+        """
         for other in self._files.rest_of_class(index) if self._replaces else [index]:
             try:
-                return self._decode(other), label
+                self._decode(other, out)
+                return self._files.label(index)
             except CorruptImage:
                 if self.skipped is None:
                     raise
@@ -99,14 +109,18 @@ class ImageTree:
         scale, offset = _normalisation(inputs.device)
         # With one factor for each number of a row of pixels, memory is passed over in long runs.
         width = inputs.shape[-1]
-        rows = inputs.permute(0, 2, 3, 1).flatten(2).to(torch.float32)
-        torch.addcmul(offset.repeat(width), rows, scale.repeat(width), out=rows)
-        return rows.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
+        rows = inputs.permute(0, 2, 3, 1).flatten(2)
+        if inputs.device.type == "cpu":
+            finished = torch.from_numpy(np.empty(rows.shape, np.float32))  # NumPy asks for huge pages, torch does not
+        else:
+            finished = torch.empty(rows.shape, dtype=torch.float32, device=inputs.device)
+        torch.addcmul(offset.repeat(width), finished.copy_(rows), scale.repeat(width), out=finished)
+        return finished.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
 
-    def _decode(self, index: int) -> torch.Tensor:
+    def _decode(self, index: int, out: torch.Tensor) -> None:
         content = self._files.read(index)
         try:
-            pixels = decode_view(content, self._size, self._choose, self._files.original_size(index))
+            decode_view(content, out, self._choose, self._files.original_size(index))
         except MemoryError:
             raise
         except Exception as error:  # decoders raise almost anything on bytes that are wrong
@@ -114,7 +128,6 @@ class ImageTree:
                 f"{self._files.path(index)} cannot be decoded as an image ({_reason(error, content)}). Replace or "
                 "remove it, or skip such images with data.corrupt=skip."
             ) from error
-        return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _check_options(

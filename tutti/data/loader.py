@@ -18,12 +18,14 @@ import torch
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset, BatchDataset, Part, SampleDataset, check_batch, find_part, tensors_in
 from tutti.data.order import Draws, SampleOrder, evaluation_ids
+from tutti.data.slots import BatchSlots, FilledSlot
 from tutti.errors import ConfigError, TuttiError
 from tutti.ranks.device import mix
 from tutti.ranks.group import release_tensors
 from tutti.ranks.process import end_with_parent
 
 _END_SECONDS = 30.0  # for the batch that the prefetch thread is making
+_AHEAD = 2  # batches that each worker may make ahead
 _MOST_WORKERS = 64  # of a rank, or as many as the host has cores
 BatchKey = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
 
@@ -37,13 +39,21 @@ class LoadedBatch(NamedTuple):
 
 
 def collated_samples(
-    dataset: SampleDataset, keys: Iterable[BatchKey], workers: int, seed: int, device: torch.device
+    dataset: SampleDataset, keys: Iterable[BatchKey], workers: int, seed: int, device: torch.device, per_rank_batch: int
 ) -> Generator[LoadedBatch, None, None]:
-    """Yields batches collated by a DataLoader; its workers end with the last batch, an error or a closed generator."""
+    """Yields batches collated by a DataLoader; its workers end with the last batch, an error or a closed generator.
+
+    A batch of a dataset with `read_into` lies in memory that is used again: it is valid until the next one.
+    """
+    slots = None
+    if workers and sys.platform == "linux" and hasattr(dataset, "read_into"):
+        # The batches that workers may make ahead, the one that is in use, and the one that is asked for.
+        slots = BatchSlots(dataset.input_shape, per_rank_batch, _AHEAD * workers + 2)  # pyright: ignore
     loader = torch.utils.data.DataLoader(
-        _SeededSamples(dataset, seed),  # pyright: ignore[reportArgumentType]
-        batch_sampler=_BatchSampler(keys),
+        _SeededSamples(dataset, seed, slots),  # pyright: ignore[reportArgumentType]
+        batch_sampler=_BatchSampler(keys, slots.count if slots else 1),
         num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
         collate_fn=_identity,
         worker_init_fn=_start_worker,
         pin_memory=device.type == "cuda",
@@ -57,56 +67,80 @@ def collated_samples(
         for made in batches:
             if made.error is not None:
                 raise made.error
+            if slots is not None and made.pair is not None:
+                made = made._replace(pair=(slots.take(made.pair[0]), made.pair[1]))
             yield made
     finally:
         if workers:  # torch ends them when the iterator is garbage-collected, which a traceback can delay
             batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class _Request(NamedTuple):
+    """A batch that a worker is asked for, and the slot for it."""
+
+    slot: int
+    epoch: int
+    ids: np.ndarray
+
+
 class _BatchSampler:
-    """Batch sampler of a DataLoader: the (epoch, sample) pairs of every batch."""
+    """Batch sampler of a DataLoader: the epoch and the samples of every batch."""
 
-    def __init__(self, keys: Iterable[BatchKey]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Iterable[BatchKey], slots: int) -> None:
+        self._keys, self._slots = keys, slots
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch, ids in self._keys:
-            yield [(epoch, int(sample)) for sample in ids]
+    def __iter__(self) -> Iterator[Any]:
+        for number, (epoch, ids) in enumerate(self._keys):
+            yield _Request(number % self._slots, epoch, ids)
 
 
 class _SeededSamples:
     """Seeds the random generators by (seed, epoch, sample) before each sample, so that workers do not matter."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, slots: BatchSlots | None = None) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._slots = slots
         self._collate = getattr(dataset, "collate", torch.utils.data.default_collate)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> LoadedBatch:
+    def __getitems__(self, request: _Request) -> LoadedBatch:
         """Returns a whole batch; errors are returned, not raised, because torch would wrap them in a traceback."""
         noted = len(getattr(self._dataset, "skipped", None) or ())
+        ids = request.ids.tolist()
         try:
-            samples = [self._sample(*key) for key in keys]
-        except TuttiError as error:
-            return LoadedBatch(None, error=error)
-        if keys[0][0] < 0:  # validation may leave samples out, a training step may not
-            samples = [sample for sample in samples if sample is not None]
-        batch = self._collate(samples) if samples else None
-        try:
-            check_batch(self._dataset, batch, [sample for _, sample in keys])
+            batch = self._fill(self._slots, request) if self._slots else self._collated(request.epoch, ids)
+            check_batch(self._dataset, batch, ids)
         except TuttiError as error:
             return LoadedBatch(None, error=error)
         return LoadedBatch(batch, _take_skipped(self._dataset, noted))
 
-    def _sample(self, epoch: int, sample: int) -> Any:
+    def _collated(self, epoch: int, ids: list[int]) -> Any:
+        samples = []
+        for sample in ids:
+            self._seed_generators(epoch, sample)
+            samples.append(self._dataset[sample])
+        if epoch < 0:  # validation may leave samples out, a training step may not
+            samples = [sample for sample in samples if sample is not None]
+        return self._collate(samples) if samples else None
+
+    def _fill(self, slots: BatchSlots, request: _Request) -> Any:
+        """Has the dataset write samples into a slot; returns what stands for them, and the labels."""
+        labels: list[int] = []
+        for sample in request.ids.tolist():
+            random.seed(mix(self._seed, request.epoch + 1, sample))  # such a dataset draws from no other generator
+            label = self._dataset.read_into(sample, slots.place(request.slot, len(labels)))
+            if label is not None:
+                labels.append(label)
+        return (FilledSlot(request.slot, len(labels)), torch.tensor(labels)) if labels else None
+
+    def _seed_generators(self, epoch: int, sample: int) -> None:
         value = mix(self._seed, epoch + 1, sample)
         random.seed(value)
         np.random.seed(value % (1 << 32))
         torch.default_generator.manual_seed(value)
-        return self._dataset[sample]
 
 
 def _start_worker(_: int) -> None:
@@ -236,7 +270,7 @@ class Loader:
         self._part = find_part(plan.layout, rank)
         # Samples made in this process seed its generators, which must not happen during a forward pass.
         self._prefetch = prefetch if workers or isinstance(dataset, BatchDataset) else 0
-        self._source = _open(dataset, workers, order.seed, device)
+        self._source = _open(dataset, workers, order.seed, device, plan.per_rank_batch)
 
     def steps(self, first_step: int) -> Iterator[RankBatch]:
         """The batches from a step to the end of the run."""
@@ -293,7 +327,7 @@ def evaluation_batches(
     ids = evaluation_ids(len(dataset), rank, world_size)
     keys = [(-1, ids[start : start + per_rank_batch]) for start in range(0, len(ids), per_rank_batch)]
     workers = min(workers, len(keys)) if len(keys) > 1 else 0  # a worker loads whole batches
-    with closing(_open(dataset, workers, seed, device)(iter(keys))) as source:
+    with closing(_open(dataset, workers, seed, device, per_rank_batch)(iter(keys))) as source:
         for made in source:
             note_skipped(dataset, made.skipped)
             if made.pair is not None:
@@ -313,12 +347,12 @@ def same_number(batches: Iterator[Pair], some_have: Callable[[bool], bool], spar
         yield spare, batch is not None
 
 
-def _open(dataset: Any, workers: int, seed: int, device: torch.device) -> Source:
+def _open(dataset: Any, workers: int, seed: int, device: torch.device, per_rank_batch: int) -> Source:
     """Returns the function that turns (epoch, ids) into batches for this kind of dataset."""
     if isinstance(dataset, BatchDataset):
         return lambda keys: _whole_batches(dataset, keys, seed)
     if isinstance(dataset, SampleDataset):
-        return lambda keys: collated_samples(dataset, keys, workers, seed, device)
+        return lambda keys: collated_samples(dataset, keys, workers, seed, device, per_rank_batch)
     raise ConfigError(
         f"the dataset {type(dataset).__name__} has neither batch(ids, draws) nor __getitem__(index), with __len__: "
         "expected one of the two. See docs/own-model.md."

@@ -69,7 +69,7 @@ def encode(samples: SourceSplit, index: int, kind: str, options: PackOptions) ->
 def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, int]:
     """Returns an image with its shorter side at most `size`, a new suffix if it has one, and its width and height.
 
-    A shrunk image is a JPEG with a restart marker after every row of blocks, so that a crop can be decoded alone.
+    A shrunk image is a JPEG with a restart marker after every block, so that those of a crop can be decoded alone.
     """
     from PIL import Image
 
@@ -87,7 +87,7 @@ def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, in
         plain = image if image.mode in ("L", "RGB") else as_rgb(image)
         stored = io.BytesIO()
         plain.resize(wanted, Image.Resampling.BICUBIC).save(
-            stored, "JPEG", quality=quality, restart_marker_rows=1, exif=b"", icc_profile=None
+            stored, "JPEG", quality=quality, restart_marker_blocks=1, exif=b"", icc_profile=None
         )
     return stored.getvalue(), ".jpg", width, height
 

@@ -24,7 +24,7 @@ from tutti.data.packed.index import (
 from tutti.data.packed.shards import BLOCK, ShardWriter, find_complete, finish_index
 from tutti.data.packed.sources import Source, SourceSplit
 from tutti.errors import ConfigError, DataError
-from tutti.runs.files import write_dataclass
+from tutti.runs.files import remove_unfinished, write_dataclass
 
 Report = Callable[[str, int, int], None]  # split, samples so far, samples in all
 _CHUNK = 16  # samples in a task of a worker
@@ -92,6 +92,8 @@ def _write_missing(
         return
     for split, planned in plan.splits.items():
         finish_index(folder, split, planned.shards)
+    if part[1] == 1:
+        remove_unfinished(folder)
 
 
 # The plan.
