@@ -56,6 +56,17 @@ def test_the_seed_decides_every_byte(tmp_path: Path) -> None:
     assert len(set(first.values())) == len(first), "no picture twice, over splits and classes"
 
 
+@pytest.mark.ranks
+def test_workers_draw_the_same_images(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    alone = make_images(tmp_path / "alone", classes=3, train=5, valid=2, size=32, seed=3)
+    together = make_images(
+        tmp_path / "together", classes=3, train=5, valid=2, size=32, seed=3, report=lambda *a: told.append(a), workers=3
+    )
+    assert files(together) == files(alone)
+    assert told == [("train", n, 15) for n in range(1, 16)] + [("validation", n, 6) for n in range(1, 7)]
+
+
 def test_a_picture_does_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
     few = files(make_images(tmp_path / "few", classes=2, train=2, valid=1, size=32))
     many = files(make_images(tmp_path / "many", classes=3, train=3, valid=2, size=32))

@@ -86,7 +86,7 @@ def pack(
     if corrupt not in ("refuse", "skip"):
         raise ConfigError(f"--corrupt {corrupt}: expected refuse or skip.")
     sys.path.append(os.getcwd())  # for module:object
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or _count_cores()
     if folder is not None:
         options, place = PackOptions(size, quality, shard_mb), _find_part(part)
         opened = partial(open_source, source, validation, labels)
@@ -140,12 +140,13 @@ def images(
     valid: Annotated[int, typer.Option(help="Validation images of each class.")] = 8,
     size: Annotated[int, typer.Option(help="Pixels of a side, about.")] = 256,
     seed: Annotated[int, typer.Option(help="Another seed, other images.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
 ) -> None:
     """Draw images of striped discs as a tree of JPEG files, like ImageNet's; their classes can be learned."""
     from tutti.data.make_images import make_images
 
-    with _bars(MofNCompleteColumn()) as report:
-        make_images(out, classes, train, valid, size, seed, report)
+    with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as report:
+        make_images(out, classes, train, valid, size, seed, report, workers or _count_cores())
     print(f"{classes * train:,} training and {classes * valid:,} validation images of {classes:,} classes in {out}")
 
 
@@ -175,6 +176,11 @@ def nbody(
             reason = error.strerror or error
             raise DataError(f"{out} cannot be written: {reason}. Choose another file with --out.") from error
     print(f"a box of {box}^3 cells in {out}, a picture of its slices in {out.with_suffix('.png')}")
+
+
+def _count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -67,17 +67,13 @@ def collated_samples(
         for made in batches:
             if made.error is not None:
                 raise made.error
-            if slots is not None and made.pair is not None:
-                made = made._replace(pair=(slots.take(made.pair[0]), made.pair[1]))
-            yield made
+            yield made._replace(pair=slots.take(made.pair)) if slots and made.pair else made
     finally:
         if workers:  # torch ends them when the iterator is garbage-collected, which a traceback can delay
             batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Request(NamedTuple):
-    """A batch that a worker is asked for, and the slot for it."""
-
     slot: int
     epoch: int
     ids: np.ndarray
@@ -109,32 +105,32 @@ class _SeededSamples:
     def __getitems__(self, request: _Request) -> LoadedBatch:
         """Returns a whole batch; errors are returned, not raised, because torch would wrap them in a traceback."""
         noted = len(getattr(self._dataset, "skipped", None) or ())
-        ids = request.ids.tolist()
         try:
-            batch = self._fill(self._slots, request) if self._slots else self._collated(request.epoch, ids)
-            check_batch(self._dataset, batch, ids)
+            batch = self._fill(self._slots, request) if self._slots else self._collated(request)
         except TuttiError as error:
             return LoadedBatch(None, error=error)
         return LoadedBatch(batch, _take_skipped(self._dataset, noted))
 
-    def _collated(self, epoch: int, ids: list[int]) -> Any:
-        samples = []
+    def _collated(self, request: _Request) -> Any:
+        samples, ids = [], request.ids.tolist()
         for sample in ids:
-            self._seed_generators(epoch, sample)
+            self._seed_generators(request.epoch, sample)
             samples.append(self._dataset[sample])
-        if epoch < 0:  # validation may leave samples out, a training step may not
+        if request.epoch < 0:  # validation may leave samples out, a training step may not
             samples = [sample for sample in samples if sample is not None]
-        return self._collate(samples) if samples else None
+        batch = self._collate(samples) if samples else None
+        check_batch(self._dataset, batch, ids)
+        return batch
 
-    def _fill(self, slots: BatchSlots, request: _Request) -> Any:
-        """Has the dataset write samples into a slot; returns what stands for them, and the labels."""
+    def _fill(self, slots: BatchSlots, request: _Request) -> FilledSlot | None:
+        """Has the dataset write samples into a slot; such a dataset draws from Python's generator alone."""
         labels: list[int] = []
         for sample in request.ids.tolist():
-            random.seed(mix(self._seed, request.epoch + 1, sample))  # such a dataset draws from no other generator
+            random.seed(mix(self._seed, request.epoch + 1, sample))
             label = self._dataset.read_into(sample, slots.place(request.slot, len(labels)))
             if label is not None:
                 labels.append(label)
-        return (FilledSlot(request.slot, len(labels)), torch.tensor(labels)) if labels else None
+        return FilledSlot(request.slot, labels) if labels else None
 
     def _seed_generators(self, epoch: int, sample: int) -> None:
         value = mix(self._seed, epoch + 1, sample)

@@ -5,17 +5,20 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from tutti.data.processes import in_order
 from tutti.errors import DataError
 
 Report = Callable[[str, int, int], None]  # split, images so far, images in all
 MARK = "made_images.json"  # marks a folder that may be replaced, and holds its options
 _QUALITY = 90
 _SMALLEST = 16
+_CHUNK = 4  # images in a task of a worker
 
 
 def make_images(
@@ -26,8 +29,9 @@ def make_images(
     size: int = 256,
     seed: int = 0,
     report: Report = lambda *_: None,
+    workers: int = 1,
 ) -> Path:
-    """Writes `train` and `valid` JPEG images of each class; the same seed gives the same images."""
+    """Writes `train` and `valid` JPEG images of each class; the same seed gives the same images on any workers."""
     options = {"classes": classes, "train": train, "valid": valid, "size": size, "seed": seed}
     _check(options)
     folder = out.resolve()  # a symbolic link is kept
@@ -35,7 +39,7 @@ def make_images(
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         for split, (name, samples) in enumerate((("train", train), ("validation", valid))):
-            _write_split(temporary / name, split, classes, samples, size, seed, report)
+            _write_split(temporary / name, (seed, split), classes, samples, size, report, workers)
         (temporary / MARK).write_text(json.dumps(options) + "\n")
         if folder.exists():
             shutil.rmtree(folder)
@@ -76,15 +80,36 @@ def _colour(hue: float, value: float, generator: np.random.Generator) -> np.ndar
     return np.array(colorsys.hsv_to_rgb(hue % 1, saturation, value), np.float32)
 
 
-def _write_split(folder: Path, split: int, classes: int, samples: int, size: int, seed: int, report: Report) -> None:
+def _write_split(
+    folder: Path, seeds: tuple[int, int], classes: int, samples: int, size: int, report: Report, workers: int
+) -> None:
     for label in range(classes):
-        class_folder = folder / f"class_{label:03d}"
-        class_folder.mkdir(parents=True)
-        for sample in range(samples):
-            generator = np.random.Generator(np.random.PCG64([seed, split, label, sample]))
-            picture = Image.fromarray(draw_image(label, size, generator))
-            picture.save(class_folder / f"{sample:04d}.jpg", quality=_QUALITY)
-            report(folder.name, label * samples + sample + 1, classes * samples)
+        _class_folder(folder, label).mkdir(parents=True)
+    total = classes * samples
+    chunks = [
+        [divmod(number, samples) for number in range(start, min(start + _CHUNK, total))]
+        for start in range(0, total, _CHUNK)
+    ]
+    done = 0
+    with closing(in_order(_write_images, (folder, seeds, size), chunks, min(workers, len(chunks)))) as written:
+        for count in written:
+            for _ in range(count):
+                done += 1
+                report(folder.name, done, total)
+
+
+def _write_images(split: tuple[Path, tuple[int, int], int], chosen: list[tuple[int, int]]) -> int:
+    """Draws and writes some images by label and number; returns how many."""
+    folder, seeds, size = split
+    for label, sample in chosen:
+        generator = np.random.Generator(np.random.PCG64([*seeds, label, sample]))
+        picture = Image.fromarray(draw_image(label, size, generator))
+        picture.save(_class_folder(folder, label) / f"{sample:04d}.jpg", quality=_QUALITY)
+    return len(chosen)
+
+
+def _class_folder(folder: Path, label: int) -> Path:
+    return folder / f"class_{label:03d}"
 
 
 def _check(options: dict[str, int]) -> None:

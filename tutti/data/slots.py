@@ -24,13 +24,13 @@ class BatchSlots:
         """The memory of one sample of a slot."""
         return self._batches[slot, number]
 
-    def take(self, inputs: "FilledSlot") -> torch.Tensor:
-        """Returns the samples of a filled slot, valid until the next batch."""
-        return self._batches[inputs.slot, : inputs.samples]
+    def take(self, filled: "FilledSlot") -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the samples of a filled slot, valid until the next batch, and their labels."""
+        return self._batches[filled.slot, : len(filled.labels)], torch.tensor(filled.labels)
 
 
 class FilledSlot(NamedTuple):
-    """The number of a slot, and how many samples it holds."""
+    """The number of a slot, and the labels of its samples; a list, since a tensor would take a file descriptor."""
 
     slot: int
-    samples: int
+    labels: list[int]

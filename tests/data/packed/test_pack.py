@@ -22,7 +22,7 @@ from tutti.data.packed.arrays import packed_arrays
 from tutti.data.packed.encode import PackOptions, shrink
 from tutti.data.packed.index import PackedSamples
 from tutti.data.packed.sources import open_source
-from tutti.data.packed.write import Summary, pack
+from tutti.data.packed.write import PackSummary, pack
 from tutti.errors import ConfigError, DataError
 
 CLASSES, TRAIN, VALID = 3, 6, 2
@@ -40,7 +40,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def packed(source: Path | str, folder: Path, **given: Any) -> Summary:
+def packed(source: Path | str, folder: Path, **given: Any) -> PackSummary:
     options = PackOptions(size=given.pop("size", 100), shard_mb=given.pop("shard_mb", 0.15))
     opened = partial(open_source, str(source), given.pop("validation", None), given.pop("labels", None))
     return pack(opened, str(source), folder, options, **given)

@@ -1,24 +1,13 @@
-"""Samples in the form in which they are stored, made by worker processes in order."""
+"""Samples in the form in which they are stored."""
 
-import contextlib
 import io
-import multiprocessing
 import os
-import signal
-import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tutti.data.image_files import as_rgb
-from tutti.data.packed.sources import Source, SourceSplit
+from tutti.data.packed.sources import PackSource, SourceSplit
 from tutti.errors import ConfigError
-from tutti.ranks.process import end_with_parent
-
-T = TypeVar("T")
-_AHEAD = 3  # tasks of each worker that may wait
 
 
 @dataclass(frozen=True)
@@ -92,48 +81,7 @@ def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, in
     return stored.getvalue(), ".jpg", width, height
 
 
-_work: tuple[Source, PackOptions] | None = None  # of a worker process, set when it starts
-
-
-def _start_worker(source: Source, options: PackOptions) -> None:
-    global _work
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    _work = source, options
-
-
-def _encode_chunk(split: str, chunk: range) -> list[PackedSample]:
-    assert _work is not None
-    source, options = _work
+def encode_chunk(shared: tuple[PackSource, str, PackOptions], chunk: range) -> list[PackedSample]:
+    """Encodes some samples of a split."""
+    source, split, options = shared
     return [encode(source.splits[split], index, source.kind, options) for index in chunk]
-
-
-@contextlib.contextmanager
-def encoder(
-    source: Source, split: str, options: PackOptions, workers: int
-) -> Iterator[Callable[[Iterable[range]], Iterator[list[PackedSample]]]]:
-    """Yields a function that encodes chunks of samples in order, in worker processes if there are several."""
-    if workers <= 1:
-        yield lambda chunks: (
-            [encode(source.splits[split], index, source.kind, options) for index in chunk] for chunk in chunks
-        )
-        return
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (source, options))
-    try:
-        yield lambda chunks: _in_order(
-            (lambda chunk=chunk: pool.submit(_encode_chunk, split, chunk) for chunk in chunks), _AHEAD * workers
-        )
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_order(tasks: Iterable[Callable[[], Future[T]]], most: int) -> Iterator[T]:
-    """Yields results in the order of tasks; at most so many are under way."""
-    waiting: deque[Future[T]] = deque()
-    for start in tasks:
-        waiting.append(start())
-        if len(waiting) >= most:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()

@@ -26,14 +26,14 @@ class SourceSplit(Protocol):
     def read(self, index: int) -> bytes: ...
 
 
-class Source:
+class PackSource:
     """Splits with the same classes, and whether their samples are encoded images or arrays."""
 
     def __init__(self, kind: str, classes: list[str], splits: dict[str, SourceSplit]) -> None:
         self.kind, self.classes, self.splits = kind, classes, splits
 
 
-def open_source(source: str, validation: Path | None = None, labels: Path | None = None) -> Source:
+def open_source(source: str, validation: Path | None = None, labels: Path | None = None) -> PackSource:
     """Opens a folder of images, a tar file of classes, or `module:object`."""
     if (validation is None) != (labels is None):
         raise ConfigError(
@@ -59,13 +59,13 @@ def open_source(source: str, validation: Path | None = None, labels: Path | None
 # A tree of images.
 
 
-def _open_tree(root: Path) -> Source:
+def _open_tree(root: Path) -> PackSource:
     classes = class_names(root)
     splits: dict[str, SourceSplit] = {"train": ImageFiles(root, "train", classes)}
     if any((root / name).is_dir() for name in SPLITS["valid"]):
         split_folder(root, "valid")
         splits["valid"] = ImageFiles(root, "valid", classes)
-    return Source("images", classes, splits)
+    return PackSource("images", classes, splits)
 
 
 # Tar files.
@@ -101,7 +101,7 @@ class TarImages:
             raise DataError(f"{self._path} cannot be read: {error.strerror}.") from error
 
 
-def _open_tars(train: Path, validation: Path | None, labels: Path | None) -> Source:
+def _open_tars(train: Path, validation: Path | None, labels: Path | None) -> PackSource:
     """Opens a tar with one tar or one folder for each class, and a tar of validation images with their classes."""
     found = _list_images(train)
     classes = sorted({name.split("/")[0] for name, *_ in found if "/" in name})
@@ -119,7 +119,7 @@ def _open_tars(train: Path, validation: Path | None, labels: Path | None) -> Sou
         named = _read_labels(labels, sorted(name for name, *_ in images), numbers)
         entries = [(numbers[named[name]], f"{named[name]}/{name.split('/')[-1]}", *place) for name, *place in images]
         splits["valid"] = TarImages(validation, entries)  # pyright: ignore
-    return Source("images", classes, splits)
+    return PackSource("images", classes, splits)
 
 
 def _list_images(path: Path) -> list[tuple[str, int, int]]:
@@ -236,7 +236,7 @@ class DatasetSamples:
         return array
 
 
-def _open_dataset(target: str) -> Source:
+def _open_dataset(target: str) -> PackSource:
     """Opens `module:object`, which is called with split="train" and split="valid" where it takes a split."""
     import inspect
 
@@ -251,4 +251,4 @@ def _open_dataset(target: str) -> Source:
                 "at least one sample."
             )
         splits[split] = DatasetSamples(dataset, target)
-    return Source("arrays", [], splits)
+    return PackSource("arrays", [], splits)

@@ -1,17 +1,15 @@
 """Every member of every shard, compared with its checksum."""
 
 import os
-import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tutti.data.packed.index import SPLIT_NAMES, Index, index_path, read_plan, shard_name
+from tutti.data.processes import in_order
 from tutti.errors import DataError
 
 Report = Callable[[str, int, int], None]  # a name, samples so far, samples in all
@@ -30,24 +28,16 @@ def verify(folder: Path, workers: int = 1, report: Report = lambda *_: None) -> 
         if not index.check_names():
             found.append(f"{index.path}: the checksum of its names is wrong")
         done = 0
-        for damaged, count in _all_shards(folder, split, planned.shards, workers):
+        for damaged, count in in_order(_verify_shard, (folder, split), range(planned.shards), workers):
             found += damaged
             done += count
             report(f"verify {SPLIT_NAMES[split]}", done, len(index.records))
     return found
 
 
-def _all_shards(folder: Path, split: str, shards: int, workers: int) -> Iterator[tuple[list[str], int]]:
-    if min(workers, shards) <= 1:
-        yield from (_verify_shard(folder, split, shard) for shard in range(shards))
-        return
-    context = get_context("fork" if sys.platform == "linux" else None)
-    with ProcessPoolExecutor(min(workers, shards), context) as pool:
-        yield from pool.map(_verify_shard, [folder] * shards, [split] * shards, range(shards))
-
-
-def _verify_shard(folder: Path, split: str, shard: int) -> tuple[list[str], int]:
+def _verify_shard(place: tuple[Path, str], shard: int) -> tuple[list[str], int]:
     """Returns the damaged members of a shard, and how many members it should have."""
+    folder, split = place
     index, path = Index(index_path(folder, split)), folder / shard_name(split, shard)
     first, end = (int(each) for each in np.searchsorted(index.records["shard"], [shard, shard + 1]))
     found = []

@@ -6,10 +6,11 @@ import os
 import zlib
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tutti.data.packed.encode import PackedSample, PackOptions, encode, encoder
+from tutti.data.packed.encode import PackedSample, PackOptions, encode, encode_chunk
 from tutti.data.packed.index import (
     PLAN,
     SPLIT_NAMES,
@@ -22,7 +23,8 @@ from tutti.data.packed.index import (
     read_plan,
 )
 from tutti.data.packed.shards import BLOCK, ShardWriter, find_complete, finish_index
-from tutti.data.packed.sources import Source, SourceSplit
+from tutti.data.packed.sources import PackSource, SourceSplit
+from tutti.data.processes import in_order
 from tutti.errors import ConfigError, DataError
 from tutti.runs.files import remove_unfinished, write_dataclass
 
@@ -32,7 +34,7 @@ _MEASURED = 64  # samples from which the bytes of a sample are estimated
 
 
 @dataclass(frozen=True)
-class Summary:
+class PackSummary:
     """What a packed folder holds, and how many shards other parts still have to write."""
 
     samples: dict[str, int]
@@ -43,7 +45,7 @@ class Summary:
 
 
 def pack(
-    source: Callable[[], Source],
+    source: Callable[[], PackSource],
     name: str,
     folder: Path,
     options: PackOptions,
@@ -51,7 +53,7 @@ def pack(
     part: tuple[int, int] = (0, 1),
     skips: bool = False,
     report: Report = lambda *_: None,
-) -> Summary:
+) -> PackSummary:
     """Writes the shards of this part that are missing, and the index once there are all."""
     options.check()
     if is_packed(folder):
@@ -68,7 +70,7 @@ def pack(
 
 
 def _write_missing(
-    source: Source,
+    source: PackSource,
     name: str,
     folder: Path,
     options: PackOptions,
@@ -99,7 +101,7 @@ def _write_missing(
 # The plan.
 
 
-def _make_plan(source: Source, name: str, options: PackOptions) -> PackPlan:
+def _make_plan(source: PackSource, name: str, options: PackOptions) -> PackPlan:
     """Cuts every split into shards by the mean size of a few samples, so that workers and kills do not matter."""
     splits = {}
     for split, samples in source.splits.items():
@@ -119,7 +121,7 @@ def _names_checksum(samples: SourceSplit) -> int:
     return checksum
 
 
-def _check_source(plan: PackPlan, source: Source, name: str, folder: Path) -> None:
+def _check_source(plan: PackPlan, source: PackSource, name: str, folder: Path) -> None:
     """Raises DataError if the source has other samples than those that the plan divides."""
     planned = {split: (each.samples, each.names) for split, each in plan.splits.items()}
     found = {split: (len(each), _names_checksum(each)) for split, each in source.splits.items()}
@@ -157,23 +159,27 @@ def _count_shards_missing(folder: Path, plan: PackPlan) -> int:
 
 
 def _write_shards(
-    source: Source, split: str, plan: PackPlan, todo: list[int], folder: Path, workers: int, skips: bool, report: Report
+    source: PackSource,
+    split: str,
+    plan: PackPlan,
+    todo: list[int],
+    folder: Path,
+    workers: int,
+    skips: bool,
+    report: Report,
 ) -> None:
-    planned = plan.splits[split]
-    total = sum(len(planned.bounds(shard)) for shard in todo)
+    bounds = [plan.splits[split].bounds(shard) for shard in todo]
     chunks = [
-        (shard, range(start, min(start + _CHUNK, bounds.stop)))
-        for shard in todo
-        for bounds in [planned.bounds(shard)]
-        for start in range(bounds.start, bounds.stop, _CHUNK)
+        range(start, min(start + _CHUNK, each.stop))
+        for each in bounds
+        for start in range(each.start, each.stop, _CHUNK)
     ]
-    options = PackOptions(plan.size, plan.quality, plan.shard_mb)
-    count = 0
-    with encoder(source, split, options, min(workers, len(chunks))) as encoded:
-        made = encoded(chunk for _, chunk in chunks)
-        for shard in todo:
+    shared = source, split, PackOptions(plan.size, plan.quality, plan.shard_mb)
+    count, total = 0, sum(map(len, bounds))
+    with closing(in_order(encode_chunk, shared, chunks, min(workers, len(chunks)))) as made:
+        for shard, samples in zip(todo, bounds, strict=True):
             with ShardWriter(folder, split, shard) as writer:
-                for _ in range(-(-len(planned.bounds(shard)) // _CHUNK)):
+                for _ in range(0, len(samples), _CHUNK):
                     for sample in next(made):
                         if sample.problem and not skips:
                             raise DataError(_refusal(folder, plan, sample))
@@ -201,12 +207,12 @@ def _stopped(folder: Path, problem: str, fix: str) -> str:
     return f"{problem}{kept} {fix}, and run the command again."
 
 
-def _summarise(folder: Path) -> Summary:
+def _summarise(folder: Path) -> PackSummary:
     plan = read_plan(folder)
     if missing := _count_missing(folder, plan):
-        return Summary({}, 0, 0, [], missing)
+        return PackSummary({}, 0, 0, [], missing)
     indexes = {split: Index(index_path(folder, split)) for split in plan.splits}
-    return Summary(
+    return PackSummary(
         {split: len(index.records) for split, index in indexes.items()},
         sum(planned.shards for planned in plan.splits.values()),
         sum(size for index in indexes.values() for size in index.shard_bytes.values()),
