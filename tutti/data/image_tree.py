@@ -12,6 +12,7 @@ from tutti.data.decode import Choose, centre_view, crop_view, decode_view, shift
 from tutti.data.image_files import SPLITS, CorruptImage, ImageFiles, class_names
 from tutti.data.packed.images import PackedImages
 from tutti.data.packed.index import is_packed
+from tutti.data.slots import BatchSlots
 from tutti.errors import ConfigError, DataError, nearest
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, scaled to 0..1
@@ -78,6 +79,10 @@ class ImageTree:
         image = torch.empty((self._size, self._size, 3), dtype=torch.uint8).permute(2, 0, 1)
         label = self.read_into(index, image)
         return None if label is None else (image, label)
+
+    def allocate_slots(self, samples: int, slots: int) -> BatchSlots:
+        """Memory for batches of so many samples, into which loader processes write (`read_into`)."""
+        return BatchSlots(self.input_shape, samples, slots)
 
     def read_into(self, index: int, out: torch.Tensor) -> int | None:
         """Decodes an image into memory and returns its class.

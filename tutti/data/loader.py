@@ -18,7 +18,6 @@ import torch
 from tutti.config.plan import Plan
 from tutti.data.dataset import ArrayDataset, BatchDataset, Part, SampleDataset, check_batch, find_part, tensors_in
 from tutti.data.order import Draws, SampleOrder, evaluation_ids
-from tutti.data.slots import BatchSlots, FilledSlot
 from tutti.errors import ConfigError, TuttiError
 from tutti.ranks.device import mix
 from tutti.ranks.group import release_tensors
@@ -43,12 +42,12 @@ def collated_samples(
 ) -> Generator[LoadedBatch, None, None]:
     """Yields batches collated by a DataLoader; its workers end with the last batch, an error or a closed generator.
 
-    A batch of a dataset with `read_into` lies in memory that is used again: it is valid until the next one.
+    A batch of a dataset with `allocate_slots` lies in memory that is used again: it is valid until the next one.
     """
     slots = None
-    if workers and sys.platform == "linux" and hasattr(dataset, "read_into"):
+    if workers and sys.platform == "linux" and hasattr(dataset, "allocate_slots"):
         # The batches that workers may make ahead, the one that is in use, and the one that is asked for.
-        slots = BatchSlots(dataset.input_shape, per_rank_batch, _AHEAD * workers + 2)  # pyright: ignore
+        slots = dataset.allocate_slots(per_rank_batch, _AHEAD * workers + 2)  # pyright: ignore
     loader = torch.utils.data.DataLoader(
         _SeededSamples(dataset, seed, slots),  # pyright: ignore[reportArgumentType]
         batch_sampler=_BatchSampler(keys, slots.count if slots else 1),
@@ -93,7 +92,7 @@ class _BatchSampler:
 class _SeededSamples:
     """Seeds the random generators by (seed, epoch, sample) before each sample, so that workers do not matter."""
 
-    def __init__(self, dataset: Any, seed: int, slots: BatchSlots | None = None) -> None:
+    def __init__(self, dataset: Any, seed: int, slots: Any = None) -> None:
         self._dataset = dataset
         self._seed = seed
         self._slots = slots
@@ -122,7 +121,7 @@ class _SeededSamples:
         check_batch(self._dataset, batch, ids)
         return batch
 
-    def _fill(self, slots: BatchSlots, request: _Request) -> FilledSlot | None:
+    def _fill(self, slots: Any, request: _Request) -> Any:
         """Has the dataset write samples into a slot; such a dataset draws from Python's generator alone."""
         labels: list[int] = []
         for sample in request.ids.tolist():
@@ -130,7 +129,7 @@ class _SeededSamples:
             label = self._dataset.read_into(sample, slots.place(request.slot, len(labels)))
             if label is not None:
                 labels.append(label)
-        return FilledSlot(request.slot, labels) if labels else None
+        return slots.fill(request.slot, labels) if labels else None
 
     def _seed_generators(self, epoch: int, sample: int) -> None:
         value = mix(self._seed, epoch + 1, sample)

@@ -24,6 +24,10 @@ class BatchSlots:
         """The memory of one sample of a slot."""
         return self._batches[slot, number]
 
+    def fill(self, slot: int, labels: list[int]) -> "FilledSlot":
+        """What a worker sends in place of the samples that it has written."""
+        return FilledSlot(slot, labels)
+
     def take(self, filled: "FilledSlot") -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the samples of a filled slot, valid until the next batch, and their labels."""
         return self._batches[filled.slot, : len(filled.labels)], torch.tensor(filled.labels)

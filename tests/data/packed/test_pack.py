@@ -148,8 +148,30 @@ def test_a_pack_that_is_killed_resumes_to_the_same_bytes(tree: Path, whole: Path
     assert files(folder) == files(whole)
 
 
-def _pack_in_two(tree: Path, folder: Path) -> None:
-    packed(tree, folder, workers=2)
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_ten_thousand_images_killed_three_times_give_the_same_bytes(tree: Path, tmp_path: Path) -> None:
+    photos = sorted((tree / "train").glob("*/*.jpg"))
+    source, folder, server = tmp_path / "tree", tmp_path / "killed", prepared.server(prepared.TORCH)
+    for number in range(10_000):
+        path = source / "train" / f"class_{number % 10}" / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.hardlink_to(photos[number % len(photos)])
+    packed(source, tmp_path / "whole", shard_mb=5, workers=2)
+    shards = len(list((tmp_path / "whole").glob("*.tar")))
+    assert shards > 8
+    for kill in range(3):
+        program = server.start(_pack_in_two, source, folder, 5)
+        wait_until(lambda n=2 * kill + 1: len(list(folder.glob("*.tar"))) >= n, lambda: "no shard", program)
+        program.kill()
+        program.wait()
+        assert len(list(folder.glob("*.tar"))) < shards
+    packed(source, folder, shard_mb=5, workers=2)
+    assert files(folder) == files(tmp_path / "whole")
+
+
+def _pack_in_two(tree: Path, folder: Path, shard_mb: float = 0.15) -> None:
+    packed(tree, folder, workers=2, shard_mb=shard_mb)
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(tree: Path, whole: Path, tmp_path: Path) -> None:
