@@ -71,7 +71,7 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 def draw_photo(seed: int) -> bytes:
     """Draws colours that vary at all scales, with noise, as a JPEG of about 110 KB."""
     generator = np.random.default_rng(seed)
-    picture = 128 + generator.normal(0, 15, (HEIGHT, WIDTH, 3)).astype(np.float32)
+    picture = 128 + generator.normal(0, 16, (HEIGHT, WIDTH, 3)).astype(np.float32)
     for cells in (4, 8, 16, 32, 64, 128):
         coarse = generator.normal(0, 60 / cells**0.7, (3, HEIGHT * cells // 256, WIDTH * cells // 256))
         layers = [Image.fromarray(layer.astype(np.float32)).resize((WIDTH, HEIGHT)) for layer in coarse]

@@ -26,10 +26,11 @@ def commands(page: Path) -> list[str]:
 ELSEWHERE = (
     "tutti train digits -n 2 framework=",  # tests/frameworks
     "KERAS_BACKEND=torch",  # tests/horovod/keras
-    "tutti train cifar10/cnn",  # this and the next four: tests/train/test_workloads.py, tests/data
+    "tutti train cifar10/cnn",  # this and the next five: tests/train/test_workloads.py, tests/data
     "tutti train imagenet/resnet18",
     "tutti train nbody",
     "tutti data make images",
+    "tutti data pack",
     "tutti data make nbody",
     "tutti run -n 2 examples/horovod/pytorch_mnist.py",  # tests/horovod/test_alias.py
     "mpirun --oversubscribe -np 2 python examples/horovod",  # tests/horovod/run/test_horovodrun.py
