@@ -141,3 +141,17 @@ def test_a_file_with_bytes_too_many_is_decoded_as_by_pillow(tmp_path: Path) -> N
     extra = content[:-2] + b"\x00\x00\x00" + content[-2:]
     choose = partial(centre_view, share=1.0)
     assert np.abs(decode_view(extra, 32, choose).astype(int) - decode_view(content, 32, choose)).max() <= 3
+
+
+def test_what_the_decoder_refuses_is_decoded_whole_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, _, *original = shrink(jpeg(photo(500, 375)), 256, 90)
+    choose = partial(crop_view, scale=(0.1, 0.3), ratio=(1, 1), flip=True)
+    random.seed(4)
+    expected = decode_view(stored, 64, choose, (original[0], original[1]))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("Corrupt JPEG data")
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", refuse)
+    random.seed(4)
+    assert np.abs(decode_view(stored, 64, choose, (original[0], original[1])).astype(int) - expected).max() <= 3

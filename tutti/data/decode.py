@@ -126,10 +126,8 @@ def _decode_jpeg(
         if divisor > 1:
             least = {"min_width": math.ceil(width / divisor), "min_height": math.ceil(height / divisor)}
             return simplejpeg.decode_jpeg(content, **least)[rows, columns]  # pyright: ignore
-        left = top = 0
-        if frame is not None:
-            content, left, top = cut_blocks(content, frame, columns, rows)
-        decoded = simplejpeg.decode_jpeg(content)  # pyright: ignore[reportOptionalMemberAccess]
+        cut, left, top = cut_blocks(content, frame, columns, rows) if frame else (content, 0, 0)
+        decoded = simplejpeg.decode_jpeg(cut)  # pyright: ignore[reportOptionalMemberAccess]
         return decoded[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
     except ValueError:  # damaged, or with bytes that Pillow accepts
         return _decode_others(Image.open(io.BytesIO(content)), box, wanted)

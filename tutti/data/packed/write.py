@@ -209,8 +209,8 @@ def _stopped(folder: Path, problem: str, fix: str) -> str:
 
 def _summarise(folder: Path) -> PackSummary:
     plan = read_plan(folder)
-    if missing := _count_missing(folder, plan):
-        return PackSummary({}, 0, 0, [], missing)
+    if _count_missing(folder, plan):
+        return PackSummary({}, 0, 0, [], max(1, _count_shards_missing(folder, plan)))
     indexes = {split: Index(index_path(folder, split)) for split in plan.splits}
     return PackSummary(
         {split: len(index.records) for split, index in indexes.items()},
