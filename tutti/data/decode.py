@@ -18,6 +18,7 @@ try:
 except ImportError:  # an extra; Pillow decodes all formats, more slowly
     simplejpeg = None
 
+_resize = torch.ops.aten._upsample_bilinear2d_aa.out
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the image
 Span = tuple[int, int]  # first output pixel, and the one after the last
 _TRIES = 10
@@ -92,14 +93,13 @@ def decode_view(content: bytes, out: torch.Tensor, choose: Choose, original: tup
 
 def resize(pixels: np.ndarray, flip: bool, out: torch.Tensor) -> None:
     """Resizes height x width x 3 bytes as Pillow's bilinear filter does, by torch's kernel, which is much faster."""
-    batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    # The kernel is fast for the channels-last memory format alone.
-    batch = batch.flip(-1) if flip else batch.contiguous(memory_format=torch.channels_last)
+    # The kernel is fast for the channels-last memory format alone, and a flip copies as well.
+    whole = torch.from_numpy(pixels).flip(1) if flip else torch.from_numpy(np.ascontiguousarray(pixels))
+    batch = whole[None].permute(0, 3, 1, 2)
     if batch.shape[1:] == out.shape:
         out.copy_(batch[0])
     else:
-        size = list(out.shape[1:])
-        torch.ops.aten._upsample_bilinear2d_aa.out(batch, size, False, None, None, out=out[None])
+        _resize(batch, out.shape[1:], False, None, None, out=out[None])
 
 
 def _read_jpeg_size(content: bytes) -> tuple[int, int] | None:

@@ -19,10 +19,11 @@ class BatchSlots:
         channels, height, width = shape
         stored = torch.frombuffer(memory, dtype=torch.uint8).view(slots, samples, height, width, channels)
         self._batches = stored.permute(0, 1, 4, 2, 3)  # the channels-last memory format
+        self._places = [list(batch) for batch in self._batches]
 
     def place(self, slot: int, number: int) -> torch.Tensor:
         """The memory of one sample of a slot."""
-        return self._batches[slot, number]
+        return self._places[slot][number]
 
     def fill(self, slot: int, labels: list[int]) -> "FilledSlot":
         """What a worker sends in place of the samples that it has written."""

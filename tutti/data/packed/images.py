@@ -60,6 +60,7 @@ class PackedImages:
 
     def rest_of_class(self, index: int) -> Iterator[int]:
         """Yields an index, then the other indices of its class in cyclic order."""
+        yield index
         first, end = map(int, self._starts[self.label(index) : self.label(index) + 2])
-        yield from range(index, end)
+        yield from range(index + 1, end)
         yield from range(first, index)
