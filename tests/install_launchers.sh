@@ -14,6 +14,7 @@ if [ ! -d /run/systemd/system ]; then
   command -v munged >/dev/null || missing+=(munge)
 fi
 command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
+command -v sshfs >/dev/null || missing+=(sshfs openssh-sftp-server) # a network file system between hosts
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core) # looks at the pages that reports are
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tutti.doctor.exchange import decode
 from tutti.doctor.facts import Facts
 from tutti.doctor.findings import compare, compare_clocks
 from tutti.errors import LaunchError
+from tutti.launch.cluster.staging.arrival import Arrival, find_arrival
 from tutti.ranks.group import disagreements
 
 VERSIONS = {"python": "3.12.1", "torch": "2.13.0", "tutti": "0.5.0", "code": "aaaa"}
@@ -163,3 +165,43 @@ def test_facts_of_another_version_can_be_read() -> None:
 def test_facts_that_cannot_be_read_name_the_rank() -> None:
     with pytest.raises(LaunchError, match=r"^rank 3 sent values .* cannot read \(port: .*Install the same version"):
         decode({"rank": 3, "port": "eighty"}, Facts, "rank 3")
+
+
+COPY = "/local/tutti-environment-0-ab"
+
+
+def test_a_host_that_has_no_copy_of_the_environment_or_another_one_is_named() -> None:
+    good = Arrival("ab", COPY, "ab", 20, 20)
+    code = f"{COPY}/path-0/tutti"
+    facts = [rank(number, staged=good, code_folder=code) for number in range(3)]
+    assert lines(facts) == []
+    [text] = lines([*facts, rank(3, staged=Arrival("ab"), code_folder="/home/me/tutti")])
+    assert text.startswith(
+        "warning: rank 3 on host n3 has the shared environment, all others have the staged environment ab."
+    )
+    odd, fault = lines([*facts, rank(3, staged=replace(good, arrived="cd"), code_folder=code)])
+    assert odd.startswith("warning: rank 3 on host n3 has the staged environment cd, all others")
+    assert fault.startswith("fault: host n3 has a copy of the environment cd, expected ab. Remove /local/")
+
+
+def test_a_copy_that_is_not_whole_or_not_used_is_a_fault() -> None:
+    short = Arrival("ab", COPY, "ab", 19, 20)
+    [text] = lines([rank(0, staged=short, code_folder=f"{COPY}/tutti")])
+    assert text.startswith("fault: host n0 has lost a part of the staged environment: it has 19 of 20 files. Remove")
+    [text] = lines([rank(0, staged=replace(short, files=20), code_folder="/work/tutti")])
+    assert text == f"fault: host n0 imports tutti from /work/tutti, expected the copy in {COPY}. Check PYTHONPATH."
+
+
+def test_what_a_rank_finds_of_its_copy_crosses_the_store(tmp_path: Path) -> None:
+    (tmp_path / "prefix" / "__pycache__").mkdir(parents=True)
+    for name in ("prefix/a.py", "prefix/__pycache__/a.pyc", "prefix/b.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "prefix" / "link").symlink_to("a.py")
+    assert find_arrival({}) is None
+    assert find_arrival({"TUTTI_STAGED_ENVIRONMENT": "ab"}) == Arrival("ab")
+    given = {"TUTTI_STAGED_ENVIRONMENT": f"ab {tmp_path}"}
+    assert find_arrival(given) == Arrival("ab", str(tmp_path)), "without its note the copy is not complete"
+    (tmp_path / "complete").write_text("ab 2\n")
+    found = rank(0, staged=find_arrival(given))
+    assert found.staged == Arrival("ab", str(tmp_path), "ab", 2, 2)
+    assert decode(json.loads(json.dumps(asdict(found))), Facts, "rank 0") == found

@@ -56,6 +56,18 @@ def submit(
     ] = None,
     max_requeues: Annotated[int, typer.Option(help="How often the run may be requeued.")] = 10,
     preflight: Preflight = False,
+    stage_environment: Annotated[
+        bool | None,
+        typer.Option(
+            "--stage-environment/--no-stage-environment",
+            help="Copy the Python environment to the disks of the nodes, and start ranks from there.",
+            show_default="the site's",
+        ),
+    ] = None,
+    local_disk: Annotated[
+        str | None, typer.Option(help="The folder of a node's own disk.", show_default="$SLURM_TMPDIR, $TMPDIR or /tmp")
+    ] = None,
+    keep_staged: Annotated[bool, typer.Option("--keep-staged", help="Leave the copies on the nodes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and write nothing.")] = False,
 ) -> None:
     """Submit a recipe to a cluster; its job is requeued when its time is over until the run is complete."""
@@ -71,7 +83,8 @@ def submit(
         name=name,
         directives=tuple(directive or ()),
     )
-    submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight)
+    stage = {"wanted": stage_environment, "disk": local_disk, "keep": keep_staged}
+    submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, **stage)
     if dry_run:
         print(submission.script(submission.planned_folder()), end="")
         return

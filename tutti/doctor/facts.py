@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tutti.config.run import RunConfig
+from tutti.launch.cluster.staging.arrival import Arrival, find_arrival
 from tutti.ranks.cores import read_memory, threads_per_rank
 from tutti.ranks.group import DIGITS, MISSING, MOST_FILES, OWN_FOLDER, digest_of_files, digest_of_package, fingerprint
 from tutti.ranks.placement import Placement
 
 _SAMPLE_BYTES = 1 << 16
+_OTHERS = ("cache", "stage")  # folders that data is copied to
 _PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "data")
 
 
@@ -49,7 +51,7 @@ def data_paths(config: RunConfig) -> list[str]:
     if config.data.name == "nbody":
         return [] if options["make"] or options["source"] == "synthetic" else [options["train"], options["valid"]]
     given = [(key, value) for key, value in options.items() if isinstance(value, str)]
-    return [value for key, value in given if (key in _PATH_OPTIONS or os.sep in value) and key != "cache"]
+    return [value for key, value in given if (key in _PATH_OPTIONS or os.sep in value) and key not in _OTHERS]
 
 
 def state_of(path: str) -> dict[str, Any]:
@@ -115,6 +117,7 @@ class Facts:
     devices: list[str] = field(default_factory=list)
     fingerprint: dict[str, str] = field(default_factory=dict)
     code_folder: str = ""
+    staged: Arrival | None = None  # of the first rank of a host, where a job stages its Python environment
     user_code: dict[str, str] = field(default_factory=dict)
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     cpus: list[int] = field(default_factory=list)
@@ -151,6 +154,7 @@ def find_facts(
         devices=devices,
         fingerprint=fingerprint(),
         code_folder=str(OWN_FOLDER),
+        staged=find_arrival(os.environ) if placement.local_rank == 0 else None,
         user_code=user_code(config) if config else {},
         data={path: state_of(path) for path in data_paths(config)} if config and placement.local_rank == 0 else {},
         cpus=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],

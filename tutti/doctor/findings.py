@@ -44,7 +44,7 @@ CLOCK_SECONDS = 2.0
 def compare(facts: Sequence[Facts]) -> list[Finding]:
     """Findings about differences between ranks, and about limits and free space that are too small."""
     findings = [fault(text) for text in compare_versions(_named(facts), [each.fingerprint for each in facts])]
-    findings += _compare_code(facts) + _compare_data(facts) + _compare_devices(facts)
+    findings += _compare_code(facts) + _compare_staged(facts) + _compare_data(facts) + _compare_devices(facts)
     for key in sorted({key for each in facts for key in each.environment}):
         values = [each.environment.get(key, "not set") for each in facts]
         findings += [warning(text) for text in _odd_ones(facts, values, lambda value, key=key: f"{key} {value}")]
@@ -88,6 +88,20 @@ def _compare_code(facts: Sequence[Facts]) -> list[Finding]:
 
 def _describe_code(module: str) -> Callable[[str], str]:
     return lambda value: f"no module {module!r}" if value == MISSING else f"the module {module!r} with digest {value}"
+
+
+def _compare_staged(facts: Sequence[Facts]) -> list[Finding]:
+    """Compare what has arrived of a staged environment; the first rank of each host has examined it."""
+    looked = [each for each in facts if each.staged is not None]
+    if not looked:
+        return []
+    kinds = [each.staged.kind for each in looked if each.staged]
+    fix = "Read the first lines of the job's output: they say why, on each host."
+    findings = [warning(f"{text}. {fix}") for text in _odd_ones(looked, kinds, str)]
+    for each in looked:
+        if each.staged and each.staged.problem(each.code_folder):
+            findings.append(fault(f"host {each.host} {each.staged.problem(each.code_folder)}"))
+    return findings
 
 
 def _compare_data(facts: Sequence[Facts]) -> list[Finding]:

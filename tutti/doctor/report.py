@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ def print_report(report: DoctorReport) -> None:
     """Print the table of hosts, a line each for links and all-reduce, the findings, and the closing line."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     _print_hosts(report)
-    for line in (*_link_lines(report.links), *_reduce_lines(report)):
+    for line in (*_staged_lines(report.facts), *_link_lines(report.links), *_reduce_lines(report)):
         console.print(line)
     for each in report.findings:
         console.print(each.line(), style="red" if each.level == "fault" else "yellow")
@@ -115,6 +116,12 @@ def _device(here: Sequence[Facts]) -> str:
 
 def _free(size: int) -> str:
     return "unknown" if size < 0 else units.size(size)
+
+
+def _staged_lines(facts: Sequence[Facts]) -> list[str]:
+    """A line for each environment that hosts start their ranks from, where a job stages it."""
+    hosts = Counter(each.staged.kind for each in facts if each.staged is not None)
+    return [f"environment: {kind}, on {units.count(count, 'host')}" for kind, count in hosts.items()]
 
 
 def _link_lines(links: Sequence[Link]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tutti.launch.cluster.resources import Wishes, load_site, settle
 from tutti.launch.cluster.schedulers import scheduler_of
+from tutti.launch.cluster.staging.script import choose_staging
 from tutti.launch.cluster.status import Status, look
 from tutti.launch.cluster.submission import Submission, require_scheduler, submit_job, write_job
 from tutti.runs.jobs import read_job
@@ -31,7 +32,7 @@ def prepare_jobs(recipe: str, checked: Sequence[Checked], on: str, requested: Wi
         per_node = min(ranks, requested.ranks_per_node or site.gpus_per_node or 1)
         own = replace(requested, nodes=math.ceil(ranks / per_node), ranks=ranks, ranks_per_node=per_node)
         resources = settle(own, site, f"{each.config.recipe}-{each.point.id}")
-        jobs.append(Submission(recipe, each.config, site, resources, _MAX_REQUEUES, preflight=False))
+        jobs.append(Submission(recipe, each.config, site, resources, _MAX_REQUEUES, False, choose_staging(site)))
     return jobs
 
 

@@ -1,7 +1,7 @@
 """Resources and job scripts: what is asked for, and the script that follows from it.
 
 The scripts are golden files; to write them anew, look at the difference afterwards:
-python -c "import sys; sys.path.append('tests/launch'); import test_submit; test_submit.renew()"
+python -c "import sys; sys.path[:0] = ['tests', 'tests/launch/cluster']; import test_submit; test_submit.renew()"
 """
 
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, parse_time, settle, show_time, site_names
+from tutti.launch.cluster.staging.script import Staging
 from tutti.launch.cluster.submission import JobScript, prepare, render, write_job
 from tutti.ranks.secret import read_secret
 from tutti.runs.folder import RunFolder
@@ -24,6 +25,8 @@ SCRIPTS: dict[str, tuple[str, Wishes, bool]] = {
     "perlmutter": ("perlmutter", Wishes(nodes=4, account="m1234", time="1-12:00:00"), True),
     "perlmutter-shifter": ("perlmutter-shifter", Wishes(nodes=2, account="m1234", queue="debug", time="30"), False),
     "polaris": ("polaris", Wishes(nodes=4, account="datascience", time="2:00:00", directives=("-m n",)), False),
+    "slurm-staged": ("slurm", Wishes(nodes=4, ranks_per_node=4, cores_per_rank=2, time="2:00:00"), False),
+    "polaris-staged": ("polaris", Wishes(nodes=4, account="datascience", time="2:00:00"), False),
 }
 
 
@@ -39,6 +42,7 @@ def script(name: str) -> str:
         python="/home/me/venv/bin/python",
         python_path="/scratch/me/my project" if preflight else None,
         preflight=preflight,
+        staging=Staging() if name.endswith("-staged") else None,
     )
     return render(job)
 

@@ -42,6 +42,9 @@ class Site(Section):
     activate: str = ""  # lines of shell, run after the modules are loaded
     container: str | None = None  # the command that runs another one in the container
     python: str | None = None  # open: the Python that submits; in a container `python`
+    stage_environment: Switch = False  # copy the Python environment to the disks of the nodes
+    local_disk: str | None = None  # the folder of a node's own disk
+    keep_staged: Switch = False  # leave the copies there at the end of a job
     environment: dict[str, str] = {}
     directives: dict[str, str] = {}  # other words for the scheduler than its usual ones
     extra_directives: tuple[str, ...] = ()

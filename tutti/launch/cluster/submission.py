@@ -4,8 +4,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tutti.config.check import check_noise_scale
 from tutti.config.load import resolve
@@ -15,6 +16,9 @@ from tutti.config.run import RunConfig
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Resources, Site, Wishes, load_site, settle
 from tutti.launch.cluster.schedulers import require, scheduler_of
+from tutti.launch.cluster.staging import script as stage
+from tutti.launch.cluster.staging.archive import pack
+from tutti.launch.cluster.staging.environment import find_environment
 from tutti.ranks.secret import FILE_VARIABLE, make_secret, write_secret
 from tutti.runs.folder import RunFolder, check_writable, create_folder, remove_folder, write_config
 from tutti.runs.jobs import JobRecord, changed_job
@@ -22,6 +26,7 @@ from tutti.runs.jobs import JobRecord, changed_job
 # A rank that ends must not end the others: their exit codes and notes show the first cause. Those that have not ended
 # by themselves after this time are ended.
 _GRACE_SECONDS = 60
+_ARCHIVES = ".environments"  # beside the run folders of all recipes
 _SECRET = "secret"  # the file in the run folder by which the ranks of its jobs recognise each other
 
 
@@ -98,11 +103,12 @@ class JobScript:
     python: str  # the Python that submits
     python_path: str | None = None
     preflight: bool = False
+    staging: stage.Staging | None = None
 
 
 def render(job: JobScript) -> str:
     """Return the text of the script."""
-    parts = (_head, _place, _software, _environment, _command, _begin, _launch, _end)
+    parts = (_head, _place, _software, _environment, _command, _begin, _stage, _launch, _end)
     return "\n\n".join(text for part in parts if (text := "\n".join(part(job)))) + "\n"
 
 
@@ -155,12 +161,26 @@ def _command(job: JobScript) -> Iterator[str]:
         yield "unset SLURM_NTASKS_PER_NODE  # the most on a node: srun would take it for the number on each"
     line = launcher_command(job.site, job.resources, _variables(job))
     python = f'{job.site.container} "$RANK_PYTHON"' if job.site.container else '"$PYTHON"'
-    yield f"ranks=(\n  {line}\n  {python} -m tutti\n)"
+    if job.staging is None:
+        yield f"ranks=(\n  {line}\n  {python} -m tutti\n)"
+        return
+    yield f'ranks=(\n  {line}\n  bash "$FOLDER/{stage.NAME}" run -m tutti\n)'
+    one = replace(job.resources, ranks=job.resources.nodes, ranks_per_node=1, cores_per_rank=None, gpus_per_node=None)
+    line = launcher_command(job.site.model_copy(update={"binding": None}), one, _variables(job))
+    line = line.replace(f"--wait={_GRACE_SECONDS}", "--wait=0")  # a node may take longer than others
+    yield "# And how the environment is staged, once on every node."
+    yield f'nodes=(\n  {line}\n  bash "$FOLDER/{stage.NAME}"\n)'
+    yield f'job="${scheduler_of(job.site.scheduler).JOB_ID}"'
 
 
 def _begin(job: JobScript) -> Iterator[str]:
     yield "# Has the run been started too often, or been cancelled? Then the job ends here."
     yield f'"$PYTHON" -m tutti requeue "$FOLDER" --begin "${scheduler_of(job.site.scheduler).JOB_ID}" || exit'
+
+
+def _stage(job: JobScript) -> Iterator[str]:
+    if job.staging is not None:
+        yield from stage.stage_lines()
 
 
 def _launch(job: JobScript) -> Iterator[str]:
@@ -176,6 +196,8 @@ def _launch(job: JobScript) -> Iterator[str]:
 def _end(job: JobScript) -> Iterator[str]:
     yield "# By the exit code, the run is complete, is requeued, or has failed."
     yield '"$PYTHON" -m tutti requeue "$FOLDER" --code "$code" ${told:+--told}'
+    if job.staging is not None:
+        yield from stage.remove_lines()
 
 
 def _variables(job: JobScript) -> dict[str, str]:
@@ -202,6 +224,7 @@ class Submission:
     resources: Resources
     max_requeues: int
     preflight: bool
+    staging: stage.Staging | None = None
 
     def script(self, folder: Path) -> str:
         """Return the job script for a run folder."""
@@ -214,8 +237,18 @@ class Submission:
             python=sys.executable,
             python_path=os.environ.get("PYTHONPATH"),
             preflight=self.preflight,
+            staging=self.staging,
         )
         return render(job)
+
+    def stage_script(self, folder: Path, tell: Callable[[str], None]) -> str | None:
+        """Pack the environment if it is to be staged; return the script of the nodes."""
+        if self.staging is None:
+            return None
+        python = self.site.python or sys.executable
+        archives = Path(self.config.out).absolute() / _ARCHIVES
+        packed = pack(find_environment(python), archives, tell)
+        return stage.render(self.staging, packed, python, Path.cwd(), folder.absolute())
 
     def planned_folder(self) -> Path:
         """Return the path of the future run folder, with a placeholder for its date."""
@@ -223,9 +256,15 @@ class Submission:
 
 
 def prepare(
-    recipe: str, overrides: list[str], on: str, wishes: Wishes, max_requeues: int, preflight: bool
+    recipe: str,
+    overrides: list[str],
+    on: str,
+    wishes: Wishes,
+    max_requeues: int,
+    preflight: bool,
+    **choice: Any,
 ) -> Submission:
-    """Check everything that can be known before a job runs."""
+    """Check everything that can be known before a job runs; `choice` is what `choose_staging` takes."""
     if max_requeues < 0:
         raise LaunchError(f"--max-requeues {max_requeues}: expected 0 or more.")
     make_importable(recipe)
@@ -235,18 +274,18 @@ def prepare(
     check_noise_scale(config, resources.ranks)
     samples = config.data.train_samples()
     make_plan(config, resources.ranks, sys.maxsize if samples is None else samples, resources.ranks_per_node)
-    return Submission(recipe, config, site, resources, max_requeues, preflight)
+    return Submission(recipe, config, site, resources, max_requeues, preflight, stage.choose_staging(site, **choice))
 
 
-def submit_run(submission: Submission) -> tuple[RunFolder, str]:
-    """Make the run folder with its script and submit it; return the folder and the id of the job."""
+def submit_run(submission: Submission, tell: Callable[[str], None] = print) -> tuple[RunFolder, str]:
+    """Make the run folder with its scripts and submit it; return the folder and the id of the job."""
     site, config = submission.site, submission.config
     require_scheduler(site)
     check_writable(config.out)
     folder = create_folder(config.out, config.recipe, submission.resources.ranks)
     try:
         write_config(folder, config.as_yaml())
-        write_job(submission, folder)
+        write_job(submission, folder, tell)
         job_id = submit_job(folder)
     except BaseException:
         remove_folder(folder)
@@ -260,8 +299,10 @@ def require_scheduler(site: Site) -> None:
     require(scheduler.SUBMIT, scheduler.NAME)
 
 
-def write_job(submission: Submission, folder: RunFolder) -> None:
-    """Put the script and the record of a job into its run folder."""
+def write_job(submission: Submission, folder: RunFolder, tell: Callable[[str], None] = print) -> None:
+    """Put the scripts and the record of a job into its run folder."""
+    if (text := submission.stage_script(folder.path, tell)) is not None:
+        (folder.path / stage.NAME).write_text(text)
     script = folder.job_script
     script.touch(mode=0o700)  # it may hold variables that are nobody else's business
     script.write_text(submission.script(folder.path))
