@@ -160,6 +160,8 @@ class ImagesOptions(DatasetOptions):
     centre: Positive = 0.875  # the part of the shorter side that is used in validation
     classes: Count | None = None  # only the first so many by name
     corrupt: Literal["refuse", "skip"] = "refuse"
+    stage: str | None = None  # a folder of a disk of the host, to which the shards of a packed dataset are copied
+    keep_staged: Switch = False  # leave the copies there at the end of the run
 
 
 class PackedOptions(DatasetOptions):
@@ -168,6 +170,8 @@ class PackedOptions(DatasetOptions):
     target = "tutti.data.packed.arrays:packed_arrays"
     name: Literal["packed"] = "packed"
     path: str = "data/packed"
+    stage: str | None = None
+    keep_staged: Switch = False
 
 
 class NbodyOptions(DatasetOptions):

@@ -33,6 +33,8 @@ def image_tree(
     centre: float = 0.875,
     classes: int | None = None,
     corrupt: str = "refuse",
+    stage: str | None = None,
+    keep_staged: bool = False,
 ) -> "ImageTree":
     """Returns the images of a folder tree or of a packed folder; `classes` limits them to the first by name."""
     _check_options(split, size, augment, scale, ratio, shift, zoom, centre, corrupt)
@@ -45,8 +47,13 @@ def image_tree(
     root = Path(path)
     try:
         if is_packed(root):
-            files: ImageFiles | PackedImages = PackedImages(root, split, classes)
+            files: ImageFiles | PackedImages = PackedImages(root, split, classes, stage, keep_staged)
         else:
+            if stage:
+                raise DataError(
+                    f"data.stage={stage} copies the shards of a packed dataset: {root} is a tree of files. Pack it: "
+                    f"tutti data pack {root} FOLDER, and set data.path=FOLDER."
+                )
             files = ImageFiles(root, split, class_names(root, classes))
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
@@ -63,6 +70,8 @@ class ImageTree:
         self, files: ImageFiles | PackedImages, size: int, choose: Choose, skips: bool, replaces: bool
     ) -> None:
         self._files = files
+        self.stage = getattr(files, "stage", None)
+        self.blocks: list[int] | None = getattr(files, "blocks", None)  # for data.shuffle=blocks; a tree has none
         self._size = size
         self._choose = choose
         self._replaces = replaces

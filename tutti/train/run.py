@@ -204,12 +204,30 @@ def _run_in(
             if rank.group.is_first:
                 segment = record.content["segments"][-1]
                 segment["hosts"], segment["cores"] = rank.group.hosts, cores
-            _train(framework, job, record, rank.device, lambda: _announce(job, rank.machine, cores, resume))
+            with _staged(job):
+                _train(framework, job, record, rank.device, lambda: _announce(job, rank.machine, cores, resume))
             return job
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
                 log_traceback()
             raise
+
+
+@contextmanager
+def _staged(job: Job[Any]) -> Iterator[None]:
+    """Have datasets with a `stage` copy their shards to a disk of the host while the job trains."""
+    found = [getattr(data, "stage", None) for data in (job.loader.dataset, job.valid_data)]
+    stages = [stage for stage in found if stage is not None]
+    say = job.journal.say if job.group.is_first else None
+    for stage in stages:
+        stage.begin(say)
+    complete = False
+    try:
+        yield
+        complete = True
+    finally:
+        for stage in stages:
+            stage.end(complete)
 
 
 def _train(

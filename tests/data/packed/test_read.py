@@ -104,6 +104,17 @@ def test_labels_classes_and_shapes_are_those_of_the_tree(tree: Path, shrunk: Pat
         image_tree("train", str(shrunk), classes=4)
 
 
+def test_shards_are_the_blocks_of_an_order(tree: Path, shrunk: Path) -> None:
+    dataset = image_tree("train", str(shrunk))
+    shards = PackedSamples(shrunk, "train").index.records["shard"]
+    assert dataset.blocks is not None and len(dataset.blocks) == len(set(shards.tolist())) > 1
+    assert [int(shards[first]) for first in dataset.blocks] == sorted(set(shards.tolist()))
+    assert all(shards[first] != shards[first - 1] for first in dataset.blocks[1:])
+    few = image_tree("train", str(shrunk), classes=1)
+    assert few.blocks is not None and max(few.blocks) < len(few)
+    assert image_tree("train", str(tree)).blocks is None
+
+
 def values(path: Path, out: Path) -> dict[str, Any]:
     return {
         "recipe": "images",

@@ -8,10 +8,13 @@ import numpy as np
 import torch
 
 from tutti.data.packed.index import PackedSamples, is_packed
+from tutti.data.packed.staging import Stage
 from tutti.errors import DataError
 
 
-def packed_arrays(split: str, path: str = "data/packed") -> "PackedArrays":
+def packed_arrays(
+    split: str, path: str = "data/packed", stage: str | None = None, keep_staged: bool = False
+) -> "PackedArrays":
     """Returns the arrays of a split of a packed folder."""
     folder = Path(path)
     if not is_packed(folder):
@@ -19,7 +22,9 @@ def packed_arrays(split: str, path: str = "data/packed") -> "PackedArrays":
     samples = PackedSamples(folder, split)
     if samples.plan.kind != "arrays":
         raise DataError(f"{folder} holds packed {samples.plan.kind}: expected arrays. Use data.name=images for images.")
-    return PackedArrays(samples)
+    found = PackedArrays(samples)
+    found.stage = samples.stage(stage, keep_staged) if stage else None
+    return found
 
 
 class PackedArrays:
@@ -27,6 +32,8 @@ class PackedArrays:
 
     def __init__(self, samples: PackedSamples) -> None:
         self._samples = samples
+        self.stage: Stage | None = None
+        self.blocks = samples.blocks(len(samples))  # for data.shuffle=blocks
         labels = samples.index.records["label"]
         self.input_shape = tuple(self[0][0].shape)
         if labels.min() >= 0:

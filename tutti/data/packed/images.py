@@ -14,7 +14,9 @@ from tutti.errors import DataError
 class PackedImages:
     """Images in shards with the order, the labels and the classes of their source."""
 
-    def __init__(self, folder: Path, split: str, classes: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, split: str, classes: int | None = None, stage: str | None = None, keep: bool = False
+    ) -> None:
         plan = read_plan(folder)
         if plan.kind != "images":
             raise DataError(f"{folder} holds packed {plan.kind}: expected images. Use data.name=packed for arrays.")
@@ -30,8 +32,15 @@ class PackedImages:
         if not len(self):
             raise DataError(f"{folder} holds no {split} images of the classes of the run: expected at least one.")
 
+        self.stage = self._samples.stage(stage, keep, len(self)) if stage else None
+
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def blocks(self) -> list[int]:
+        """The first image of each shard."""
+        return self._samples.blocks(len(self))
 
     def label(self, index: int) -> int:
         return self._samples.label(index)

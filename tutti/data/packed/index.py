@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tutti.data.packed.staging import Stage, StagedShards
 from tutti.errors import DataError
 from tutti.runs.files import read_dataclass, write_durably
 
@@ -169,8 +170,8 @@ class Index:
 class PackedSamples:
     """The samples of a packed split, read in any order by any number of processes."""
 
-    def __init__(self, folder: Path, split: str) -> None:
-        self.folder, self.split = folder, split
+    def __init__(self, folder: Path, split: str, staged: StagedShards | None = None) -> None:
+        self.folder, self.split, self.staged = folder, split, staged
         self.plan = read_plan(folder)
         if split not in self.plan.splits:
             raise DataError(
@@ -188,10 +189,24 @@ class PackedSamples:
         self._handles: dict[int, int] = {}
 
     def __reduce__(self) -> Any:
-        return PackedSamples, (self.folder, self.split)
+        return PackedSamples, (self.folder, self.split, self.staged)
+
+    def stage(self, disk: str, keep: bool, samples: int | None = None) -> Stage:
+        """Prepare to copy the shards of the first samples to a disk of this host, and read from there."""
+
+        def source(shard: int) -> Path:
+            return self.folder / shard_name(self.split, shard)
+
+        stage = Stage(source, self.index.records[:samples], self.index.shard_bytes, disk, self.split, keep)
+        self.staged = stage.staged
+        return stage
 
     def __len__(self) -> int:
         return len(self.index.records)
+
+    def blocks(self, samples: int) -> list[int]:
+        """The first sample of each shard, up to a number of samples."""
+        return np.unique(self.index.records["shard"][:samples], return_index=True)[1].tolist()
 
     def label(self, index: int) -> int:
         return int(self.index.records["label"][index])
@@ -204,7 +219,12 @@ class PackedSamples:
     def read(self, index: int) -> bytes:
         """Reads the content of a sample; raises ValueError if its checksum is wrong."""
         record = self.index.records[index]
-        content = os.pread(self._handle(int(record["shard"])), int(record["length"]), int(record["offset"]))
+        shard, length, offset = int(record["shard"]), int(record["length"]), int(record["offset"])
+        if self.staged is not None and (content := self.staged.read(shard, length, offset)) is not None:
+            if zlib.crc32(content) == record["checksum"]:
+                return content
+            self.staged.give_up(shard, "a sample has a wrong checksum")
+        content = os.pread(self._handle(shard), length, offset)
         if zlib.crc32(content) != record["checksum"]:
             raise ValueError("its checksum is wrong")
         return content
