@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from tutti.config.layout import Layout
 from tutti.data.order import Draws
-from tutti.errors import DataError
+from tutti.errors import DataError, TuttiError
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,17 @@ def _pad(images: torch.Tensor, pixels: int, fill: Fill) -> torch.Tensor:
 
 
 _IGNORED = -100  # the default `ignore_index` of torch's cross entropy
+
+
+BatchKey = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
+
+
+class LoadedBatch(NamedTuple):
+    """A batch as a worker returns it."""
+
+    pair: Any  # None if every sample was skipped
+    skipped: tuple[str, ...] = ()
+    error: TuttiError | None = None
 
 
 @runtime_checkable

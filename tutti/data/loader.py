@@ -3,169 +3,33 @@
 import itertools
 import os
 import queue
-import random
-import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from tutti.config.plan import Plan
-from tutti.data.dataset import ArrayDataset, BatchDataset, Part, SampleDataset, check_batch, find_part, tensors_in
+from tutti.data.dataset import (
+    ArrayDataset,
+    BatchDataset,
+    BatchKey,
+    LoadedBatch,
+    Part,
+    SampleDataset,
+    check_batch,
+    find_part,
+    tensors_in,
+)
 from tutti.data.order import Draws, SampleOrder, evaluation_ids
-from tutti.errors import ConfigError, TuttiError
-from tutti.ranks.device import mix
-from tutti.ranks.group import release_tensors
-from tutti.ranks.process import end_with_parent
+from tutti.errors import ConfigError
 
 _END_SECONDS = 30.0  # for the batch that the prefetch thread is making
-_AHEAD = 2  # batches that each worker may make ahead
 _MOST_WORKERS = 64  # of a rank, or as many as the host has cores
-BatchKey = tuple[int, np.ndarray]  # epoch (-1: no augmentation) and sample ids
-
-
-class LoadedBatch(NamedTuple):
-    """A batch as a worker returns it."""
-
-    pair: Any  # None if every sample was skipped
-    skipped: tuple[str, ...] = ()
-    error: TuttiError | None = None
-
-
-def collated_samples(
-    dataset: SampleDataset, keys: Iterable[BatchKey], workers: int, seed: int, device: torch.device, per_rank_batch: int
-) -> Generator[LoadedBatch, None, None]:
-    """Yields batches collated by a DataLoader; its workers end with the last batch, an error or a closed generator.
-
-    A batch of a dataset with `allocate_slots` lies in memory that is used again: it is valid until the next one.
-    """
-    slots = None
-    if workers and sys.platform == "linux" and hasattr(dataset, "allocate_slots"):
-        # The batches that workers may make ahead, the one that is in use, and the one that is asked for.
-        slots = dataset.allocate_slots(per_rank_batch, _AHEAD * workers + 2)  # pyright: ignore
-    loader = torch.utils.data.DataLoader(
-        _SeededSamples(dataset, seed, slots),  # pyright: ignore[reportArgumentType]
-        batch_sampler=_BatchSampler(keys, slots.count if slots else 1),
-        num_workers=workers,
-        prefetch_factor=_AHEAD if workers else None,
-        collate_fn=_identity,
-        worker_init_fn=_start_worker,
-        pin_memory=device.type == "cuda",
-        # Forked workers share the memory of the dataset and start quickly.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-    )
-    if workers:
-        release_tensors()  # a Gloo thread that waits for the GIL during a fork can deadlock a worker
-    batches = iter(loader)
-    try:
-        for made in batches:
-            if made.error is not None:
-                raise made.error
-            yield made._replace(pair=slots.take(made.pair)) if slots and made.pair else made
-    finally:
-        if workers:  # torch ends them when the iterator is garbage-collected, which a traceback can delay
-            batches._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class _Request(NamedTuple):
-    slot: int
-    epoch: int
-    ids: np.ndarray
-
-
-class _BatchSampler:
-    """Batch sampler of a DataLoader: the epoch and the samples of every batch."""
-
-    def __init__(self, keys: Iterable[BatchKey], slots: int) -> None:
-        self._keys, self._slots = keys, slots
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, (epoch, ids) in enumerate(self._keys):
-            yield _Request(number % self._slots, epoch, ids)
-
-
-class _SeededSamples:
-    """Seeds the random generators by (seed, epoch, sample) before each sample, so that workers do not matter."""
-
-    def __init__(self, dataset: Any, seed: int, slots: Any = None) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._slots = slots
-        self._collate = getattr(dataset, "collate", torch.utils.data.default_collate)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, request: _Request) -> LoadedBatch:
-        """Returns a whole batch; errors are returned, not raised, because torch would wrap them in a traceback."""
-        noted = len(getattr(self._dataset, "skipped", None) or ())
-        try:
-            batch = self._fill(self._slots, request) if self._slots else self._collated(request)
-        except TuttiError as error:
-            return LoadedBatch(None, error=error)
-        return LoadedBatch(batch, _take_skipped(self._dataset, noted))
-
-    def _collated(self, request: _Request) -> Any:
-        samples, ids = [], request.ids.tolist()
-        for sample in ids:
-            self._seed_generators(request.epoch, sample)
-            samples.append(self._dataset[sample])
-        if request.epoch < 0:  # validation may leave samples out, a training step may not
-            samples = [sample for sample in samples if sample is not None]
-        batch = self._collate(samples) if samples else None
-        check_batch(self._dataset, batch, ids)
-        return batch
-
-    def _fill(self, slots: Any, request: _Request) -> Any:
-        """Has the dataset write samples into a slot; such a dataset draws from Python's generator alone."""
-        labels: list[int] = []
-        for sample in request.ids.tolist():
-            random.seed(mix(self._seed, request.epoch + 1, sample))
-            label = self._dataset.read_into(sample, slots.place(request.slot, len(labels)))
-            if label is not None:
-                labels.append(label)
-        return slots.fill(request.slot, labels) if labels else None
-
-    def _seed_generators(self, epoch: int, sample: int) -> None:
-        value = mix(self._seed, epoch + 1, sample)
-        random.seed(value)
-        np.random.seed(value % (1 << 32))
-        torch.default_generator.manual_seed(value)
-
-
-def _start_worker(_: int) -> None:
-    """Has the kernel end this worker when the thread that started it ends; signals to all processes are left to that.
-
-    The rank may need batches until it has saved.
-    """
-    end_with_parent()
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    sys.excepthook = _report_error
-
-
-def _report_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Prints an error of a worker; Python's thread that hands over tensors also reports that the rank has closed."""
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)
-
-
-def _identity(made: Any) -> Any:
-    return made
-
-
-def _take_skipped(dataset: Any, noted: int) -> tuple[str, ...]:
-    """Removes and returns the entries of the dataset's `skipped` list after the first `noted`."""
-    names = getattr(dataset, "skipped", None) or []
-    taken = tuple(names[noted:])
-    del names[noted:]
-    return taken
 
 
 def note_skipped(dataset: Any, names: tuple[str, ...]) -> None:
@@ -347,6 +211,8 @@ def _open(dataset: Any, workers: int, seed: int, device: torch.device, per_rank_
     if isinstance(dataset, BatchDataset):
         return lambda keys: _whole_batches(dataset, keys, seed)
     if isinstance(dataset, SampleDataset):
+        from tutti.data.workers import collated_samples
+
         return lambda keys: collated_samples(dataset, keys, workers, seed, device, per_rank_batch)
     raise ConfigError(
         f"the dataset {type(dataset).__name__} has neither batch(ids, draws) nor __getitem__(index), with __len__: "
