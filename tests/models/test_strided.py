@@ -113,7 +113,7 @@ def test_autocast_is_heard(doubles: bool, form: Form) -> None:
     ("backend", "forms"),
     [
         # The layouts that its assertions look at, which takes ten seconds; other forms would take a minute.
-        pytest.param("inductor", ["convolution", "convolution"], marks=pytest.mark.ranks),
+        pytest.param("inductor", ["convolution", "convolution"], marks=[pytest.mark.ranks, pytest.mark.slow]),
         ("aot_eager", ["convolution", "convolution", "product", "mixed"]),
     ],
 )

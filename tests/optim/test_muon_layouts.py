@@ -43,9 +43,9 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
     [
         (2, {}, {"optim": ALONE}),
         (2, {"shard": "all"}, {"optim": NORMALIZED}),
-        (4, {"shard": "all"}, {}),
+        pytest.param(4, {"shard": "all"}, {}, marks=pytest.mark.slow),
         (4, {"shard": 2}, {"optim": WITH_SGD}),
-        (2, {"space": 2}, {}),
+        pytest.param(2, {"space": 2}, {}, marks=pytest.mark.slow),
         (2, {"stages": 2}, {"optim": ALONE}),
         (4, {"tensor": 2, "shard": "all"}, TEXT | {"optim": NORMALIZED}),
     ],
@@ -70,7 +70,10 @@ KILLED_AT = 17  # of 20 steps; the last checkpoint is of step 14
 
 @pytest.mark.parametrize(
     ("before", "afterwards"),
-    [("shard x4", ("stages x2", "data x2")), ("stages x2", ("shard 2x2", "one"))],
+    [
+        ("shard x4", ("stages x2", "data x2")),
+        pytest.param("stages x2", ("shard 2x2", "one"), marks=pytest.mark.slow),
+    ],
     ids=["shard x4", "stages x2"],
 )
 def test_a_killed_run_resumes_on_another_layout(

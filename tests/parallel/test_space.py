@@ -30,6 +30,7 @@ def test_every_operator_on_parts_is_that_on_the_whole(parts: tuple[int, ...]) ->
         assert {name: values for name, values in found.items() if max(values) > TOLERANCE} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_compiled_model_is_one_graph_and_the_same() -> None:
     for found in run_ranks(2, compare_compiled):

@@ -143,10 +143,11 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 data x 2": (4, {"tensor": 2}),
     "2 data x 2, sharded": (4, {"tensor": 2, "shard": "all"}),
 }
+LONG = ("4", "2 data x 2")  # what they show is shown by the others too, on fewer ranks or with more
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] if run in LONG else []) for run in RUNS])
 def test_split_layers_train_as_one_rank(one_rank: OneRank, tmp_path: Path, run: str) -> None:
     ranks, parallel = RUNS[run]
     answers = run_ranks(ranks, train, VALUES | {"parallel": parallel, "out": str(tmp_path)})

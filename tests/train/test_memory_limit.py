@@ -73,6 +73,7 @@ def assert_trains(done: Finished, folder: Path, limit_bytes: int) -> None:
     assert 0 < record["memory"]["measured_peak_bytes"] < limit_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_one_rank_that_fails_is_told_what_to_set_and_two_ranks_train_with_it(tmp_path: Path) -> None:
     limit = choose_limit(SMALL)
