@@ -188,8 +188,8 @@ def test_a_copy_that_is_not_whole_or_not_used_is_a_fault() -> None:
     short = Arrival("ab", COPY, "ab", 19, 20)
     [text] = lines([rank(0, staged=short, code_folder=f"{COPY}/tutti")])
     assert text.startswith("fault: host n0 has lost a part of the staged environment: it has 19 of 20 files. Remove")
-    [text] = lines([rank(0, staged=replace(short, files=20), code_folder="/work/tutti")])
-    assert text == f"fault: host n0 imports tutti from /work/tutti, expected the copy in {COPY}. Check PYTHONPATH."
+    [text] = lines([rank(0, staged=replace(short, files=20), code_folder="/home/me/tutti")])
+    assert text == f"fault: host n0 imports tutti from /home/me/tutti, expected the copy in {COPY}. Check PYTHONPATH."
 
 
 def test_what_a_rank_finds_of_its_copy_crosses_the_store(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tutti.errors import FolderError
 from tutti.launch.cluster.requeue import CANCELLED, ended_early, finish, requeue_run
 from tutti.launch.cluster.requeue import begin as begin_job
 from tutti.launch.cluster.resources import Wishes, show_time
+from tutti.launch.cluster.staging.script import StagingWishes
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, look, output_files
 from tutti.launch.cluster.submission import prepare, submit_run
 from tutti.runs.folder import RunFolder
@@ -83,8 +84,8 @@ def submit(
         name=name,
         directives=tuple(directive or ()),
     )
-    stage = {"wanted": stage_environment, "disk": local_disk, "keep": keep_staged}
-    submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, **stage)
+    staging = StagingWishes(stage_environment, local_disk, keep_staged)
+    submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, staging)
     if dry_run:
         print(submission.script(submission.planned_folder()), end="")
         return

@@ -111,7 +111,7 @@ def _read_jpeg_size(content: bytes) -> tuple[int, int] | None:
     except ValueError:
         return None
     width, height = int(width), int(height)
-    if colours in ("CMYK", "YCCK") or width * height > (Image.MAX_IMAGE_PIXELS or 0):
+    if colours in ("CMYK", "YCCK") or width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
         return None
     return width, height
 

@@ -206,12 +206,12 @@ def test_a_damaged_plan_is_refused(copy: Path, content: bytes) -> None:
 
 
 def test_a_sample_is_read_by_any_number_of_open_shards(shrunk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tutti.data.packed.index._MOST_OPEN", 2)
+    monkeypatch.setattr("tutti.data.packed.open_shards._MOST_OPEN", 2)
     samples = PackedSamples(shrunk, "train")
     first = [samples.read(index) for index in range(len(samples))]
     chosen = np.random.default_rng(0).permutation(len(samples))
     assert [samples.read(int(index)) for index in chosen] == [first[int(index)] for index in chosen]
-    assert len(samples._handles) <= 2
+    assert len(samples._open._handles) <= 2
 
 
 def test_other_formats_are_read_from_shards(tmp_path: Path) -> None:

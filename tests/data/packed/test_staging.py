@@ -124,6 +124,22 @@ def test_of_all_processes_of_a_host_one_copies(source: Path, disk: Path) -> None
     assert not any(disk.iterdir())
 
 
+def test_a_disk_that_does_not_answer_does_not_hold_the_end_of_a_run(
+    source: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tutti.data.packed.staging._END_SECONDS", 0.01)
+    run, answers = Run(source, disk), threading.Event()
+    run.stage.begin(run.said.append, lambda size: answers.wait() or None)
+    run.stage.end(complete=True)
+    assert run.folder.is_dir()
+    assert run.said == [
+        f"data: a copy into {run.folder} has not ended in 0.01 s: the copies stay there. Look at the disk, and remove "
+        "the folder."
+    ]
+    answers.set()
+    assert run.stage.join()
+
+
 @pytest.mark.parametrize(("complete", "keep"), [(False, False), (True, True)])
 def test_copies_that_stay_are_used_by_the_next_start(source: Path, disk: Path, complete: bool, keep: bool) -> None:
     first = Run(source, disk, keep).copy()

@@ -5,11 +5,13 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tutti.data.packed.open_shards import OpenShards
 from tutti.data.packed.staging import Stage, StagedShards
 from tutti.errors import DataError
 from tutti.runs.files import read_dataclass, write_durably
@@ -30,7 +32,6 @@ RECORD = np.dtype(
 )
 _MAGIC = b"tutti index 1\n"
 _ALIGNMENT = 64
-_MOST_OPEN = 256  # shards that a process keeps open
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ def is_packed(folder: Path) -> bool:
 
 def shard_name(split: str, shard: int) -> str:
     return f"{SPLIT_NAMES[split]}-{shard:05d}.tar"
+
+
+def shard_path(folder: Path, split: str, shard: int) -> Path:
+    return folder / shard_name(split, shard)
 
 
 def index_path(folder: Path, split: str) -> Path:
@@ -186,18 +191,15 @@ class PackedSamples:
             ) from None
         for shard, size in self.index.shard_bytes.items():
             _check_size(folder / shard_name(split, shard), size)
-        self._handles: dict[int, int] = {}
+        self._path = partial(shard_path, folder, split)
+        self._open = OpenShards(self._path)
 
     def __reduce__(self) -> Any:
         return PackedSamples, (self.folder, self.split, self.staged)
 
     def stage(self, disk: str, keep: bool, samples: int | None = None) -> Stage:
         """Prepare to copy the shards of the first samples to a disk of this host, and read from there."""
-
-        def source(shard: int) -> Path:
-            return self.folder / shard_name(self.split, shard)
-
-        stage = Stage(source, self.index.records[:samples], self.index.shard_bytes, disk, self.split, keep)
+        stage = Stage(self._path, self.index.records[:samples], self.index.shard_bytes, disk, self.split, keep)
         self.staged = stage.staged
         return stage
 
@@ -213,7 +215,7 @@ class PackedSamples:
 
     def path(self, index: int) -> str:
         """The shard of a sample and its name there."""
-        shard = self.folder / shard_name(self.split, int(self.index.records["shard"][index]))
+        shard = self._path(int(self.index.records["shard"][index]))
         return f"{shard}:{self.index.name(index)}"
 
     def read(self, index: int) -> bytes:
@@ -224,22 +226,10 @@ class PackedSamples:
             if zlib.crc32(content) == record["checksum"]:
                 return content
             self.staged.give_up(shard, "a sample has a wrong checksum")
-        content = os.pread(self._handle(shard), length, offset)
+        content = self._open.read(shard, length, offset)
         if zlib.crc32(content) != record["checksum"]:
             raise ValueError("its checksum is wrong")
         return content
-
-    def _handle(self, shard: int) -> int:
-        """The descriptor of a shard; pread has no position, so that forked processes may share it."""
-        if shard not in self._handles:
-            if len(self._handles) >= _MOST_OPEN:
-                os.close(self._handles.pop(next(iter(self._handles))))
-            self._handles[shard] = os.open(self.folder / shard_name(self.split, shard), os.O_RDONLY)
-        return self._handles[shard]
-
-    def __del__(self) -> None:
-        for handle in getattr(self, "_handles", {}).values():
-            os.close(handle)
 
 
 def _read_header(content: np.ndarray) -> tuple[int, dict[str, Any]]:

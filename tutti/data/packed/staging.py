@@ -11,11 +11,13 @@ import time
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tutti import units
+from tutti.data.packed.open_shards import OpenShards
 
 Say = Callable[[str], None]
 _CHUNK_BYTES = 8 << 20
@@ -23,7 +25,7 @@ _SPARE_BYTES = 64 << 20  # of the disk that stay free
 _PROGRESS_SECONDS = 30.0
 _DIGESTED = 4096  # records
 _MOST_TRIES, _PAUSE_SECONDS = 100, 0.1
-_MOST_OPEN = 256  # copies that a process keeps open
+_END_SECONDS = 60.0  # for the chunk that is being copied when the run ends
 
 
 class StagedShards:
@@ -31,7 +33,7 @@ class StagedShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._handles: dict[int, int] = {}
+        self._open = OpenShards(partial(_copy_path, folder))
         self._lost: set[int] = set()
         self._is_gone = False
 
@@ -40,14 +42,14 @@ class StagedShards:
 
     def path(self, shard: int) -> Path:
         """The place of a shard's copy, which has its name only when it is complete."""
-        return self.folder / f"{shard:05d}.tar"
+        return _copy_path(self.folder, shard)
 
     def read(self, shard: int, length: int, offset: int) -> bytes | None:
         """Read from a copy; None where it has not arrived or cannot be read."""
         if self._is_gone or shard in self._lost:
             return None
         try:
-            content = os.pread(self._handle(shard), length, offset)
+            content = self._open.read(shard, length, offset)
         except FileNotFoundError:
             if not self.folder.is_dir():
                 self._is_gone = True
@@ -64,21 +66,8 @@ class StagedShards:
     def give_up(self, shard: int, reason: str) -> None:
         """Read a shard from the source from now on."""
         self._lost.add(shard)
-        if handle := self._handles.pop(shard, None):
-            os.close(handle)
+        self._open.close(shard)
         _warn(f"{self.path(shard)} cannot be used ({reason}): its samples are read from the source")
-
-    def _handle(self, shard: int) -> int:
-        if shard not in self._handles:
-            handle = os.open(self.path(shard), os.O_RDONLY)
-            if len(self._handles) >= _MOST_OPEN:
-                os.close(self._handles.pop(next(iter(self._handles))))
-            self._handles[shard] = handle
-        return self._handles[shard]
-
-    def __del__(self) -> None:
-        for handle in getattr(self, "_handles", {}).values():
-            os.close(handle)
 
 
 class Stage:
@@ -121,15 +110,22 @@ class Stage:
         self._thread = threading.Thread(target=self._copy_all, name="staging", daemon=True)
         return self._thread.start()
 
-    def join(self) -> None:
-        """Wait until this process has nothing left to copy."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait until this process has nothing left to copy; return whether that is so."""
+        if self._thread is None:
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def end(self, complete: bool) -> None:
         """Stop copying; at the end of a complete run, the last process of the host removes the copies."""
         self._stop.set()
-        self.join()
+        if not self.join(_END_SECONDS):  # a file system that does not answer; the thread ends with the process
+            self._say(
+                f"data: a copy into {self.staged.folder} has not ended in {_END_SECONDS:g} s: the copies stay there. "
+                "Look at the disk, and remove the folder."
+            )
+            return
         self._locks.close()
         folder = self.staged.folder
         if self._keep or not complete or not folder.is_dir():
@@ -234,6 +230,10 @@ class Stage:
                 zlib.crc32(os.pread(file.fileno(), int(record["length"]), int(record["offset"]))) == record["checksum"]
                 for record in self._records[first:end]
             )
+
+
+def _copy_path(folder: Path, shard: int) -> Path:
+    return folder / f"{shard:05d}.tar"
 
 
 def _shard_of(record: np.void) -> int:

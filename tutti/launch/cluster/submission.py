@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tutti.config.check import check_noise_scale
 from tutti.config.load import resolve
@@ -262,9 +261,9 @@ def prepare(
     wishes: Wishes,
     max_requeues: int,
     preflight: bool,
-    **choice: Any,
+    staging: stage.StagingWishes = stage.StagingWishes(),
 ) -> Submission:
-    """Check everything that can be known before a job runs; `choice` is what `choose_staging` takes."""
+    """Check everything that can be known before a job runs."""
     if max_requeues < 0:
         raise LaunchError(f"--max-requeues {max_requeues}: expected 0 or more.")
     make_importable(recipe)
@@ -274,7 +273,7 @@ def prepare(
     check_noise_scale(config, resources.ranks)
     samples = config.data.train_samples()
     make_plan(config, resources.ranks, sys.maxsize if samples is None else samples, resources.ranks_per_node)
-    return Submission(recipe, config, site, resources, max_requeues, preflight, stage.choose_staging(site, **choice))
+    return Submission(recipe, config, site, resources, max_requeues, preflight, stage.choose_staging(site, *staging))
 
 
 def submit_run(submission: Submission, tell: Callable[[str], None] = print) -> tuple[RunFolder, str]:

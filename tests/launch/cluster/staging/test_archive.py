@@ -1,5 +1,6 @@
 """Archives of small environments: packed once, anew where they have changed, and never half."""
 
+import fcntl
 import os
 import tarfile
 import threading
@@ -135,3 +136,16 @@ def test_archives_that_nobody_uses_are_removed_after_a_month(
         os.utime(cache / name, (old, old))
     second = pack(environment, cache)
     assert sorted(path.name for path in cache.glob("*.tar")) == sorted(archives(second))
+
+
+def test_a_lock_that_another_submission_keeps_is_named(
+    environment: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = archives(pack(environment, cache))[0]
+    (cache / name).unlink()
+    monkeypatch.setattr("tutti.launch.cluster.staging.archive._LOCK_SECONDS", 0.0)
+    with open(cache / f".{name}.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match=rf"another submission has held .*{name}.lock for 0 min: .* End it, or"):
+            pack(environment, cache)
+    assert archives(pack(environment, cache))[0] == name, "packed when the lock is free"

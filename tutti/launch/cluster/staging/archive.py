@@ -21,6 +21,7 @@ from tutti.runs.files import read_dataclass, sync_path, write_dataclass
 _DIGITS = 16
 _FORMAT = "1"  # of archives: another one packs everything anew
 _UNUSED_SECONDS = 30 * 86400  # after which an archive is removed
+_LOCK_SECONDS, _PAUSE_SECONDS = 1800.0, 0.5  # while another submission packs the same layer
 _BLOCK = 4096  # of a local disk: what a small file takes there
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
@@ -120,12 +121,12 @@ def _read(path: Path) -> Archive | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Wait for a lock, if the file system has locks; where it has none, two may pack and the later one replaces."""
+    """Hold a lock, if the file system has locks; where it has none, two may pack and the later one replaces."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     is_alone = True
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait_for_lock(handle, path)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -134,6 +135,21 @@ def _locked(path: Path) -> Iterator[bool]:
         path.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+def _wait_for_lock(handle: int, path: Path) -> None:
+    """Wait until no other submission packs the same layer."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise LaunchError(
+                    f"another submission has held {path} for {_LOCK_SECONDS / 60:g} min: expected that it packs the "
+                    "environment in less. End it, or submit without --stage-environment."
+                ) from None
+        time.sleep(_PAUSE_SECONDS)
 
 
 class _Summed(io.RawIOBase):

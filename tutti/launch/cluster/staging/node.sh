@@ -121,7 +121,7 @@ located() { case $1 in /*) echo "$1" ;; *) echo "$place/$1" ;; esac; }
 # On every rank: start Python from the copy, which stays while a rank holds its lock, or from the shared environment.
 run() {
   local each held path="$PWD" # the number of the lock is one that the launcher does not use
-  if [ -O "$place" ] && { exec {held}<"$place"; } 2>/dev/null && flock -s "$held" && is_ready; then
+  if [ -O "$place" ] && { exec {held}<"$place"; } 2>/dev/null && flock -s -w 60 "$held" && is_ready; then
     [ -z "$WORKING_COPY" ] || path="$place/$WORKING_COPY"
     for each in "${BEFORE[@]}"; do path+=":$place/$each"; done
     export PYTHONPATH="$path" PYTHONNOUSERSITE=1 TUTTI_STAGED_ENVIRONMENT="$DIGEST $place"

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tutti.errors import LaunchError
 from tutti.launch.cluster.resources import Site
@@ -29,6 +30,14 @@ class Staging:
                 f"--local-disk {self.disk}: expected an absolute path or one that begins with a variable of the nodes, "
                 "for example /local/scratch or '$SLURM_TMPDIR'."
             )
+
+
+class StagingWishes(NamedTuple):
+    """What is given on a command line; None is the site's."""
+
+    wanted: bool | None = None
+    disk: str | None = None
+    keep: bool = False
 
 
 def choose_staging(
