@@ -6,7 +6,7 @@ import pytest
 
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
-from tutti.memory.advice import GIB, describe, expected_peak, judge, make_memory_plan, needed_bytes
+from tutti.memory.advice import GIB, describe, expected_peak, judge_fit, make_memory_plan, needed_bytes
 from tutti.memory.rank import Prediction
 from tutti.units import size
 
@@ -27,7 +27,7 @@ def prediction(peak_gib: float, device: str = "cuda") -> Prediction:
     ("peak", "memory", "verdict"), [(10, 16, "fits"), (10, 14, "may not fit"), (10, 10.2, "does not fit")]
 )
 def test_a_verdict_leaves_room_for_the_allocator_and_the_context(peak: float, memory: float, verdict: str) -> None:
-    assert judge(prediction(peak), int(memory * GIB)) == verdict
+    assert judge_fit(prediction(peak), int(memory * GIB)) == verdict
 
 
 def test_what_was_measured_on_a_gpu_is_never_said_to_fit_in_less() -> None:

@@ -159,8 +159,8 @@ def _overlapping(whole: float, path: Mapping[StepPart, float], alone: Mapping[st
     """
     own = whole - path[StepPart.STRAGGLER]
     waited = max(0.0, own - path[StepPart.DATA])
-    silent = alone.get("compute", waited) + path[StepPart.COMMUNICATION]
-    rest = min(alone.get("communicate", silent), waited)
+    in_memory = alone.get("compute", waited) + path[StepPart.COMMUNICATION]
+    rest = min(alone.get("communicate", in_memory), waited)
     reading = min(alone.get("read", path[StepPart.DATA]), own)
     exposed = min(path[StepPart.COMMUNICATION], rest)
     other = min(path[StepPart.OTHER], rest - exposed)

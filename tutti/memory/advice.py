@@ -17,7 +17,7 @@ from tutti.ranks.device import applies
 from tutti.train.build import choose_prefetch
 
 GIB = 1 << 30
-Verdict = Literal["fits", "may not fit", "does not fit"]
+Fit = Literal["fits", "may not fit", "does not fit"]
 _LARGE_BATCH = 0.1  # of the peak, above which batches that are loaded ahead matter
 _MORE_RANKS = (2, 4)  # that one rank may be replaced by, to split samples in space
 _CUBES = {4: ("[2,2]",), 8: ("[2,2,2]",)}  # parts along several dimensions, where as many along the first do not fit
@@ -49,7 +49,7 @@ def needed_bytes(prediction: Prediction) -> tuple[int, int]:
     return peak + margin.least_bytes, math.ceil(peak * margin.most_factor) + margin.most_bytes
 
 
-def judge(prediction: Prediction, memory_bytes: int) -> Verdict:
+def judge_fit(prediction: Prediction, memory_bytes: int) -> Fit:
     """Whether a rank fits; only what surely does is said to fit."""
     least, most = needed_bytes(prediction)
     if most <= memory_bytes:
@@ -63,7 +63,7 @@ class Trial:
 
     settings: tuple[str, ...]  # overrides, and "-n 2" for another number of ranks
     prediction: Prediction | None = None
-    verdict: Verdict | None = None
+    verdict: Fit | None = None
     problem: str = ""
 
     @property
@@ -77,7 +77,7 @@ class MemoryPlan:
 
     prediction: Prediction
     memory_bytes: int | None = None
-    verdict: Verdict | None = None
+    verdict: Fit | None = None
     largest_micro: int | None = None  # that fits; may be above the batch of a rank
     trials: tuple[Trial, ...] = ()  # where it does not surely fit
 
@@ -100,7 +100,7 @@ def make_memory_plan(
     prediction = planner.predict(())
     if memory_bytes is None:
         return MemoryPlan(prediction)
-    verdict = judge(prediction, memory_bytes)
+    verdict = judge_fit(prediction, memory_bytes)
     largest = planner.find_micro(prediction)
     trials = () if verdict == "fits" else tuple(planner.trials(prediction, largest))
     return MemoryPlan(prediction, memory_bytes, verdict, largest, trials)
@@ -126,7 +126,7 @@ class _Planner:
         except ConfigError as error:
             return Trial(words, problem=str(error))
         memory = self.memory_bytes if ranks is None else self.memory_of(ranks) or 0
-        return Trial(words, prediction, judge(prediction, memory))
+        return Trial(words, prediction, judge_fit(prediction, memory))
 
     # The largest micro-batch.
 
@@ -134,7 +134,7 @@ class _Planner:
         """The largest micro-batch that fits: memory is affine in it, so two predictions give a guess to check."""
         other = None
         up, down = 2 * now.micro_batch, max(1, now.micro_batch // 2)
-        for micro in (up, down) if judge(now, self.memory_bytes) == "fits" else (down, up):
+        for micro in (up, down) if judge_fit(now, self.memory_bytes) == "fits" else (down, up):
             other = other or self.attempt(_micro(micro, now)).prediction
         if other is None or other.peak_bytes == now.peak_bytes:
             return None
@@ -143,7 +143,7 @@ class _Planner:
         guess = math.floor(now.micro_batch + (self.memory_bytes - most) / slope)
         guess = min(guess, self.samples.count // self.ranks)  # a step needs that many
         for micro in _candidates(guess, now)[:_MOST_CHECKS]:
-            if micro == now.micro_batch and judge(now, self.memory_bytes) == "fits":
+            if micro == now.micro_batch and judge_fit(now, self.memory_bytes) == "fits":
                 return micro
             if self.attempt(_micro(micro, now)).fits:
                 return micro

@@ -7,7 +7,7 @@ from tutti import units
 from tutti.config.load import change
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, TuttiError, cause_of
-from tutti.memory.advice import MemoryPlan, describe, expected_peak, judge, make_memory_plan, needed_bytes
+from tutti.memory.advice import MemoryPlan, describe, expected_peak, judge_fit, make_memory_plan, needed_bytes
 from tutti.memory.estimate import choose_kind
 from tutti.memory.prediction import predict
 from tutti.train.memory import device_memory, memory_limit
@@ -28,7 +28,7 @@ def foresee(config: RunConfig, ranks: int, local_size: int) -> Foresight | None:
         memory = device_memory(device, local_size)
         found = predict(config, ranks, device, local_size=local_size)
         peak = expected_peak(found)
-        verdict = "fits" if memory is None else judge(found, memory)
+        verdict = "fits" if memory is None else judge_fit(found, memory)
         if verdict == "does not fit":
             return Foresight(peak, f"warning: {_explain(_plan(config, ranks, local_size))}")
     except Exception as error:
