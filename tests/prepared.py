@@ -57,7 +57,15 @@ TORCH = (
     "tutti.horovod.torch",
     "rank_jobs",
 )
-TENSORFLOW = ("torch", "tutti.horovod.torch", "tutti.frameworks.run", "sklearn.datasets", "tensorflow", "rank_jobs")
+# Triton, where torch has one, is loaded before TensorFlow: in the other order the process ends with SIGSEGV.
+TENSORFLOW = (
+    "torch._dynamo",
+    "tutti.horovod.torch",
+    "tutti.frameworks.run",
+    "sklearn.datasets",
+    "tensorflow",
+    "rank_jobs",
+)
 SERVER = "tutti-prepared"  # the name that the kernel shows of a server, but not of its programs
 SERVERS = "TUTTI_TEST_SERVERS"  # names the folder with the socket of each host's server
 _LENGTH = struct.Struct("q")

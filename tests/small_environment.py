@@ -16,6 +16,11 @@ if sys.argv[1] == "train":
 """
 
 
+# Whether a virtual environment of this interpreter moves without its base: a Python in /usr is on every node.
+BASE_STAYS = Path(sys.base_prefix).is_relative_to("/usr")
+MEBIBYTES = 4  # that an environment has at least
+
+
 def make_environment(folder: Path) -> Path:
     """Make a virtual environment with two packages, one of them in a folder of sources; return its interpreter."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -28,6 +33,7 @@ def make_environment(folder: Path) -> Path:
     for name, content in (("__init__", ""), ("__main__", TELLING)):
         (packages / "tutti").mkdir(exist_ok=True)
         (packages / "tutti" / f"{name}.py").write_text(content)
+    (packages / "tutti" / "table.bin").write_bytes(bytes(MEBIBYTES << 20))
     sources = folder / "sources"
     sources.mkdir()
     (sources / "neighbour.py").write_text("")
