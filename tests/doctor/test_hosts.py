@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +118,14 @@ def findings(done: Finished) -> list[str]:
     return [line for line in done.out.splitlines() if line.startswith(("fault:", "warning:"))]
 
 
+def undisturbed(call: Callable[[], list[Finished]], most: int) -> list[Finished]:
+    """Repeat a call that found more than this, twice at most: on a busy machine a healthy link can seem slow."""
+    for _ in range(2):
+        if len(findings((done := call())[0])) <= most:
+            return done
+    return call()
+
+
 def slow_to(cluster: FourHosts, host: str) -> str:
     """Set-up of a sender that is slow towards one host only."""
     return f"""
@@ -129,7 +137,7 @@ def slow_to(cluster: FourHosts, host: str) -> str:
 
 
 def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(cluster: FourHosts) -> None:
-    done, *others = cluster.doctor("--json", "doctor.json")
+    done, *others = undisturbed(lambda: cluster.doctor("--json", "doctor.json"), most=0)
     assert (done.code, done.err) == (0, "")
     assert findings(done) == []
     assert "ready: 4 ranks on 4 hosts" in done.out
@@ -152,7 +160,7 @@ def test_healthy_hosts_are_ready_and_the_record_has_all_measurements(cluster: Fo
 
 def test_the_one_slow_link_is_named_with_both_its_hosts(cluster: FourHosts) -> None:
     with cluster.changed("h2", slow_to(cluster, "h3"), HEAL), cluster.changed("h3", slow_to(cluster, "h2"), HEAL):
-        done, *_ = cluster.doctor()
+        done, *_ = undisturbed(cluster.doctor, most=1)
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 is slow: ")
@@ -161,7 +169,7 @@ def test_the_one_slow_link_is_named_with_both_its_hosts(cluster: FourHosts) -> N
 
 def test_a_host_that_sends_slowly_on_all_links_is_named(cluster: FourHosts) -> None:
     with cluster.changed("h4", SLOW, FAST):
-        done, *_ = cluster.doctor()
+        done, *_ = undisturbed(cluster.doctor, most=1)
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: host h4 sends slowly on all its links: ")
@@ -172,7 +180,7 @@ def test_a_dead_link_is_named_and_nothing_waits_for_it_for_long(cluster: FourHos
     breaks = f"ip neigh replace {cluster.made.address('h3')} lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
     heals = f"ip neigh del {cluster.made.address('h3')} dev eth0"
     with cluster.changed("h2", breaks, heals):
-        done, *others = cluster.doctor()
+        done, *others = undisturbed(cluster.doctor, most=1)
     assert done.code == 1
     assert len(findings(done)) == 1
     assert findings(done)[0].startswith("fault: the link between hosts h2 and h3 does not work: host h")
@@ -242,7 +250,7 @@ def test_a_run_with_a_fault_does_not_start_and_every_rank_reports_why(cluster: F
     (cluster.folder / "apart").mkdir()
     apart = cluster.folder / "apart"
     with cluster.changed("h2", f"mount -t tmpfs tmpfs {apart}", f"umount {apart}"), cluster.changed("h4", SLOW, FAST):
-        done = cluster.call("preflight", "apart")
+        done = undisturbed(lambda: cluster.call("preflight", "apart"), most=1)
     texts = {each.err for each in done}
     assert [each.code for each in done] == [2] * 4
     assert len(texts) == 1
