@@ -44,6 +44,7 @@ ELSEWHERE = (
     "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",
+    "tutti run -n 2 examples/pinn.py",  # tests/train/test_own.py
 )
 
 

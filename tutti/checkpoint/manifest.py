@@ -11,6 +11,7 @@ from typing import Any
 
 from tutti.errors import CheckpointError
 from tutti.runs.files import read_json, to_dataclass, write_durably
+from tutti.runs.listing import find_runs
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -104,6 +105,27 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None] = lambda text: No
     if name is None:
         raise CheckpointError(f"{checkpoints} holds no finished checkpoint to resume from.")
     raise CheckpointError(f"{pointer} {held}. There is no complete checkpoint beside it.")
+
+
+def find_checkpoint(resume: str, out: str, recipe: str, warn: Callable[[str], None] = lambda text: None) -> Path:
+    """Find the checkpoint to resume: of the newest run, of a run folder, or a given one."""
+    if resume == "latest":
+        for run in reversed(find_runs(Path(out), recipe)):
+            in_study = run.folder.study.exists()  # only the study resumes its points
+            if (run.folder.checkpoints / "latest").is_file() and not in_study:
+                return find_latest(run.folder.checkpoints, warn)
+        raise CheckpointError(
+            f"no run of {recipe!r} in {out!r} has a checkpoint. Start one with: tutti train {recipe}, "
+            "or give the path of a run folder or of a checkpoint."
+        )
+    path = Path(resume)
+    if not path.is_dir():
+        raise CheckpointError(f"--resume {resume}: no such folder. Give a run folder or one of its checkpoints/step-*.")
+    if (path / "checkpoints").is_dir():
+        return find_latest(path / "checkpoints", warn)
+    if not (path.parent.parent / "config.yaml").is_file():
+        raise CheckpointError(f"--resume {resume} is neither a run folder nor a checkpoint inside one.")
+    return path
 
 
 def saved(checkpoints: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tutti.checkpoint.manifest import find_latest
+from tutti.checkpoint.manifest import find_checkpoint
 from tutti.cli.options import Overrides, Preflight, Ranks, Recipe, ResumeCommand, examples
 from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place, warn_once
 from tutti.config.check import is_reached
@@ -86,7 +86,7 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     else:
         config = resolve(recipe, overrides).config
         if resume is not None:
-            checkpoint = find_checkpoint(resume, config.out, config.recipe)
+            checkpoint = find_checkpoint(resume, config.out, config.recipe, warn_once)
             seen = count_segments(RunFolder(checkpoint.parent.parent).record)
             config = _resumed(recipe, checkpoint, overrides).config
     if ranks is None or ranks == 1 or is_rank(placement):
@@ -172,29 +172,6 @@ def is_finished(
         f"would have no effect. Extend it with a larger epochs= or max_steps=, or start a new run with: "
         f"tutti train {config.recipe} {' '.join(overrides)}"
     )
-
-
-def find_checkpoint(resume: str, out: str, recipe: str) -> Path:
-    """Find the checkpoint to resume: of the newest run, of a run folder, or a given one."""
-    if resume == "latest":
-        from tutti.runs.listing import find_runs
-
-        for run in reversed(find_runs(Path(out), recipe)):
-            in_study = run.folder.study.exists()  # only the study resumes its points
-            if (run.folder.checkpoints / "latest").is_file() and not in_study:
-                return find_latest(run.folder.checkpoints, warn_once)
-        raise CheckpointError(
-            f"no run of {recipe!r} in {out!r} has a checkpoint. Start one with: tutti train {recipe}, "
-            "or give the path of a run folder or of a checkpoint."
-        )
-    path = Path(resume)
-    if not path.is_dir():
-        raise CheckpointError(f"--resume {resume}: no such folder. Give a run folder or one of its checkpoints/step-*.")
-    if (path / "checkpoints").is_dir():
-        return find_latest(path / "checkpoints", warn_once)
-    if not (path.parent.parent / "config.yaml").is_file():
-        raise CheckpointError(f"--resume {resume} is neither a run folder nor a checkpoint inside one.")
-    return path
 
 
 def _resumed(recipe: str, checkpoint: Path, overrides: list[str]) -> Resolved:

@@ -68,6 +68,10 @@ def captured_output(path: Path, on_screen: bool, prefix: str = "") -> Iterator[N
 
     Several processes may write to one log: lines of Python get a prefix then, and are appended whole.
     """
+    own_log = getattr(sys.stdout, "log", None)
+    if own_log is not None and own_log.name == str(path):  # since the script began
+        yield
+        return
     log = open(path, "a", buffering=1)  # noqa: SIM115
     stdout, stderr = sys.stdout, sys.stderr
     stdout.flush()

@@ -5,13 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from tutti.checkpoint import store
 from tutti.checkpoint.manifest import Manifest
@@ -27,10 +25,8 @@ from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.metrics import weighted_means
-from tutti.train.progress import LearnerType, SkippedFiles, TrainingProgress, make_noise_log
+from tutti.train.progress import LearnerType, SkippedFiles, TrainingProgress, leave_last, make_noise_log
 from tutti.train.timing import Clock, Stragglers, combine
-
-_LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
 
 
 class Job(TrainingProgress, Generic[LearnerType]):
@@ -55,6 +51,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.step = 0
         self.results: dict[str, float] = {}
         self.samples_per_second: float | None = None
+        self.validated: dict[str, float] = {}  # at the end of this epoch, by a loop of the user's own
         self.rates: list[float] = []  # samples a second in each log window
         self.clock = Clock()
         self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor)
@@ -80,12 +77,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
     def begin(self) -> None:
         """Make a dry run of the first step, and write its loss if the run is new; every rank enters."""
-        if not self._is_validated:  # a stop came between the checkpoint of an epoch and its results
-            self.finish_epoch()
-        if self.has_reached or not self.goes_on():
-            return
-        self._source = self.loader.steps(self.step)
-        first, self._batches = peek(self._source)
+        first = self.begin_loading()
         if first is None:
             return
         own = torch.tensor(self.learner.dry_run(first), dtype=torch.float64)
@@ -93,6 +85,16 @@ class Job(TrainingProgress, Generic[LearnerType]):
         if self.step == 0:
             found = self.validate()
             self.journal.write("start", step=0, epoch=0, train_loss=loss / samples, **found)
+
+    def begin_loading(self) -> RankBatch | None:
+        """Begin to load batches; the first of them, or None where the run has come to its end. Every rank enters."""
+        if not self._is_validated:  # a stop came between the checkpoint of an epoch and its results
+            self.finish_epoch()
+        if self.has_reached or not self.goes_on():
+            return None
+        self._source = self.loader.steps(self.step)
+        first, self._batches = peek(self._source)
+        return first
 
     def batches(self) -> Iterator[RankBatch]:
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
@@ -171,7 +173,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         What is saved before validation says so: a run that resumes from it begins with the validation.
         """
         self._is_validated = False
-        if self.saves_before_validation:
+        if self.saves_before_validation and not self.validated:
             self.save()
         with self.clock.paused("validation"):
             self.results = {"train_loss": self._epoch_loss[0] / self._epoch_loss[1], **self.validate()}
@@ -200,7 +202,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         A run that is to stop does so here: each rank ends after its batch, and the sum tells all that one has.
         """
         if self.valid_data is None:
-            return {}
+            validated, self.validated = self.validated, {}
+            return validated
         self._validation_goes_on()
         self.learner.combine_ranks(self.group)
         own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
@@ -258,7 +261,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """Save, and raise an error that says how to resume; every rank enters."""
         self.save()
         self.group.barrier("the end of this part of the run")  # no rank ends while another still writes
-        _leave_last(self.group)
+        leave_last(self.group)
         where = "" if self._saved_step == self.step else f", but {self._newest()}"
         stopped = Interrupted(
             f"stopped {reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
@@ -384,16 +387,6 @@ def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankB
     """The first batch, and all batches with that one among them."""
     first = next(batches, None)
     return first, batches if first is None else chain(iter((first,)), batches)  # a bare tuple would stay in memory
-
-
-def _leave_last(group: Group) -> None:
-    """Have rank 0, which may hold the store, end when all others have read from it what they wait for."""
-    others = group.world_size - 1
-    with suppress(dist.DistError):  # nobody depends on it: the checkpoint is saved
-        if not group.is_first and group.store.add("left", 1) == others:
-            group.store.set("left/all", "")
-        elif group.is_first and others:
-            group.store.wait(["left/all"], timedelta(seconds=_LEAVE_SECONDS))
 
 
 def _report_nothing(part: StepPart, step: int) -> None: ...

@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from tutti import units
 from tutti.config.check import is_reached
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tutti.runs.noise_scale import NoiseLog
 
 _NAMES_SHOWN = 3
+_LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
 
 
 class Learner(Protocol):
@@ -263,3 +266,13 @@ class SkippedFiles:
         )
         error.agreed = True
         raise error
+
+
+def leave_last(group: Group) -> None:
+    """Have rank 0, which may hold the store, end when all others have read from it what they wait for."""
+    others = group.world_size - 1
+    with contextlib.suppress(dist.DistError):  # nobody depends on it: the checkpoint is saved
+        if not group.is_first and group.store.add("left", 1) == others:
+            group.store.set("left/all", "")
+        elif group.is_first and others:
+            group.store.wait(["left/all"], timedelta(seconds=_LEAVE_SECONDS))

@@ -1,5 +1,6 @@
 """One rank of a run, in any framework: join the others, build the job, train, write the record."""
 
+import functools
 import os
 import platform
 import re
@@ -72,7 +73,34 @@ def run_rank(
 
     `preflight` examines the ranks before they connect; it is given the store where they have met, if they have.
     """
+    with (
+        open_run(framework, config, placement, folder, resume, preflight) as opened,
+        begin_job(framework, config, opened, resume) as job,
+    ):
+        framework.train(job)
+    return TrainingResult(opened.folder, job.results, job.samples_per_second, job.learner.model)
 
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run whose ranks have met, and its folder, in which no other process trains."""
+
+    rank: Joined
+    monitor: Monitor
+    folder: RunFolder
+    is_new: bool
+
+
+@contextmanager
+def open_run(
+    framework: Framework,
+    config: RunConfig,
+    placement: Placement,
+    folder: RunFolder | None = None,
+    resume: Path | None = None,
+    preflight: PreflightCheck | None = None,
+) -> Iterator[OpenRun]:
+    """Meet the other ranks, and leave them when the run has ended; every rank enters."""
     seen = _segments_seen(folder, resume)
 
     def check() -> None:
@@ -86,11 +114,10 @@ def run_rank(
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
             with _owned(own, rank.group, seen):
-                job = _run_in(own, is_new, framework, config, rank, monitor, resume)
+                yield OpenRun(rank, monitor, own, is_new)
         finally:
             monitor.close()
         after.enter_context(_on_signals(signal.SIG_IGN))  # the run is finished, and its ranks only leave
-    return TrainingResult(own, job.results, job.samples_per_second, job.learner.model)
 
 
 def make_folder(group: Group, out: str, name: str) -> RunFolder:
@@ -175,16 +202,10 @@ def _open_folder(
     return folder, not (folder.record.exists() or folder.job.exists() or folder.study.exists())
 
 
-def _run_in(
-    folder: RunFolder,
-    is_new: bool,
-    framework: Framework,
-    config: RunConfig,
-    rank: Joined,
-    monitor: Monitor,
-    resume: Path | None,
-) -> Job[Any]:
-    """Build a job and train it in a folder, which gets what ranks print, the record and the configuration."""
+@contextmanager
+def begin_job(framework: Framework, config: RunConfig, opened: OpenRun, resume: Path | None) -> Iterator[Job[Any]]:
+    """Build a job to train; the folder gets what ranks print, the record and the configuration. Every rank enters."""
+    rank, monitor, folder = opened.rank, opened.monitor, opened.folder
     monitor.write_to(folder)
     group = rank.group
     log, prefix = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
@@ -199,14 +220,14 @@ def _run_in(
                     job = build_job(framework, config, rank.group, monitor, rank.device, folder, resume)
             except BaseException as error:
                 if rank.group.is_first:
-                    _discard(folder, record, is_new, error)
+                    _discard(folder, record, opened.is_new, error)
                 raise
             if rank.group.is_first:
                 segment = record.content["segments"][-1]
                 segment["hosts"], segment["cores"] = rank.group.hosts, cores
-            with _staged(job):
-                _train(framework, job, record, rank.device, lambda: _announce(job, rank.machine, cores, resume))
-            return job
+            announce = functools.partial(_announce, job, rank.machine, cores, resume)
+            with _staged(job), _recorded(framework, job, record, rank.device, announce):
+                yield job
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
                 log_traceback()
@@ -230,10 +251,11 @@ def _staged(job: Job[Any]) -> Iterator[None]:
             stage.end(complete)
 
 
-def _train(
+@contextmanager
+def _recorded(
     framework: Framework, job: Job[Any], record: Record, device: torch.device, announce: Callable[[], None]
-) -> None:
-    """Train a job, and write into the record how that ended."""
+) -> Iterator[None]:
+    """Write into the record what a job trains, and how that ended."""
     is_first, folder = job.group.is_first, job.folder
     try:
         if is_first:
@@ -244,7 +266,7 @@ def _train(
             write_config(folder, job.config.as_yaml())
             announce()
         with job.monitor.explained(), _memory_named(job.group, folder, job):
-            framework.train(job)
+            yield
         record.note_memory(measured_peak_bytes=max(job.group.gather(peak_memory(device))))
         for line in job.describe_stop():
             job.journal.say(line)

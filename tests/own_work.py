@@ -1,0 +1,154 @@
+"""What ranks do in the tests of scripts with a loop of their own; these examples are such scripts."""
+
+import functools
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from conftest import REPOSITORY
+from torch import nn
+
+import tutti
+from tutti.config.schema import RuntimeConfig
+from tutti.errors import TuttiError
+from tutti.parallel.averaging import GradientAverage
+from tutti.ranks.environments import discover
+from tutti.ranks.group import joined
+from tutti.train import job
+from tutti.train.own import Run, start
+
+OPTIONS: dict[str, Any] = {
+    "log": {"every_steps": 4, "ledger": True, "tensorboard": False},
+    "checkpoint": {"every_steps": 5, "every_epochs": None, "keep": 3},
+}
+
+
+def run_example(name: str, out: str, epochs: int, resume: str | None = None, kill_at: int | None = None) -> None:
+    """Run an example as this rank, with few samples; it is killed after a step."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
+    assert spec and spec.loader
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    if name == "gan":
+        example.Ring.__len__ = lambda self: 256
+    tutti.start = functools.partial(start, out=out, **OPTIONS)
+    sys.argv = [f"{name}.py", "--epochs", str(epochs), *(["--resume", resume] if resume else [])]
+    end_step = job.Job.end_step
+
+    def end_step_or_die(self: job.Job[Any], loss: Any) -> None:
+        end_step(self, loss)
+        if self.step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job.Job.end_step = end_step_or_die
+    example.main()
+
+
+class Numbers:
+    """Inputs 0, 1, ... with themselves as targets."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([float(index)]), torch.tensor([float(index)])
+
+
+def steps_of(run: Run, keeps: bool = True) -> Iterator[tuple[nn.Module, torch.Tensor]]:
+    """A line that is fitted, and the batches of a run."""
+    line = run.model(nn.Linear(1, 1))
+    if keeps:
+        run.keep(line=line, sgd=torch.optim.SGD(line.parameters(), lr=1e-3))
+    for inputs, _ in run.batches():
+        yield line, inputs
+
+
+def mistakes(out: str) -> dict[str, str]:
+    """What is said of mistakes in scripts, by their names."""
+
+    def nothing_kept(run: Run) -> None:
+        next(steps_of(run, keeps=False))
+
+    def no_loss(run: Run) -> None:
+        list(steps_of(run))
+
+    def other_names(run: Run) -> None:
+        for step, _ in enumerate(steps_of(run)):
+            run.log(loss=0.0, **{f"value{step}": 1.0})
+
+    def kept_late(run: Run) -> None:
+        for line, _ in steps_of(run):
+            run.keep(line=line)
+
+    def epoch_early(run: Run) -> None:
+        for _ in steps_of(run):
+            run.log_epoch(valid_loss=1.0)
+
+    def no_models(run: Run) -> None:
+        for line, inputs in steps_of(run):
+            run.backward(line(inputs).mean())
+
+    def no_state(run: Run) -> None:
+        run.keep(number=3)  # pyright: ignore[reportArgumentType]
+
+    def too_early(run: Run) -> None:
+        run.log(loss=0.0)
+
+    def not_finite(run: Run) -> None:
+        for _ in steps_of(run):
+            run.log(loss=float("nan"))
+
+    found = {}
+    scripts = (nothing_kept, no_loss, other_names, kept_late, epoch_early, no_models, no_state, too_early, not_finite)
+    for script in scripts:
+        try:
+            with start(script.__name__, Numbers(), batch=2, epochs=1, out=out) as run:
+                script(run)
+        except TuttiError as error:
+            found[script.__name__] = f"{type(error).__name__}: {error}"
+    for key, options in {
+        "sharded": {"parallel": {"shard": "all"}},
+        "noise": {"log": {"noise_scale": True}},
+        "batch": {"batch": 9},
+    }.items():
+        try:
+            with start(key, Numbers(), **({"batch": 4, "epochs": 1, "out": out} | options)) as run:
+                next(steps_of(run))
+        except TuttiError as error:
+            found[key] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def validated(out: str) -> tuple[list[float], list[float], Path]:
+    """A loop that validates: the numbers that this rank has seen, its means over ranks, and the run folder."""
+    seen, means = [], []
+    with start("validated", Numbers(), batch=4, epochs=2, out=out, **OPTIONS) as run:
+        for line, inputs in steps_of(run):
+            run.log(loss=run.backward(line(inputs).square().mean(), line))
+            if run.ends_epoch:
+                own = torch.cat([each for each, _ in run.share(Numbers(), batch=3)])
+                seen += own.flatten().tolist()
+                means.append(run.average(own.mean(), weight=len(own)))
+                run.log_epoch(valid_loss=means[-1])
+    return seen, means, run.folder.path
+
+
+def averaged() -> list[list[float] | None]:
+    """Gradients averaged over ranks: of two types, one that no loss depends on, and of two passes."""
+    with joined(RuntimeConfig(), discover(os.environ)) as rank:
+        own = rank.group.rank + 1.0
+        first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.float64))
+        unused = nn.Parameter(torch.ones(1))
+        average = GradientAverage([first, unused, second], rank.group.world_size)
+        average.backward(own * first.sum() + own * second.square().sum())
+        average.backward(own * first.sum())
+        local = nn.Parameter(torch.ones(1))
+        (own * local).sum().backward()
+        dist.barrier()
+        return [None if each.grad is None else each.grad.tolist() for each in (first, second, unused, local)]

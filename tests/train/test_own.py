@@ -1,0 +1,102 @@
+"""Loops of one's own: the same run on any number of ranks, killed and resumed exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import own_work as work
+import pytest
+import torch
+from rank_jobs import read_ledger, read_losses, run_ranks
+from torch.utils._pytree import tree_leaves
+
+pytestmark = pytest.mark.ranks
+# Killed between checkpoints and within a log window; of the second, in the part that L-BFGS steps.
+EXAMPLES = {"gan": {"epochs": 6, "kill_at": 9}, "pinn": {"epochs": 24, "kill_at": 23}}
+Runs = dict[int, Path]
+
+
+def run(ranks: int, name: str, out: Path, resume: Path | None = None, killed: bool = False) -> Path:
+    """Run an example; its folder."""
+    asked = EXAMPLES[name]
+    kill_at = asked["kill_at"] if killed else None
+    arguments = (name, str(out), asked["epochs"], str(resume) if resume else None, kill_at)
+    run_ranks(ranks, work.run_example, *arguments, expect_failure=killed)
+    (folder,) = (out / name).iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module", params=["gan", "pinn"])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The folders of runs that were not interrupted, by their numbers of ranks."""
+    return {ranks: run(ranks, name, tmp_path_factory.mktemp(f"{name}-{ranks}")) for ranks in (1, 2, 4)}
+
+
+def state_of(folder: Path) -> list[Any]:
+    """All values in the last checkpoint, tensors as bytes."""
+    checkpoints = folder / "checkpoints"
+    state = torch.load(checkpoints / (checkpoints / "latest").read_text().strip() / "state.pt", weights_only=True)
+    return [each.numpy().tobytes() if isinstance(each, torch.Tensor) else each for each in tree_leaves(state)]
+
+
+def assert_same_losses(ours: Path, theirs: Path) -> None:
+    found, wanted = read_losses(ours), read_losses(theirs)
+    assert [row[:2] for row in found] == [row[:2] for row in wanted]
+    assert [row[2] for row in found] == pytest.approx([row[2] for row in wanted], rel=2e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_same_samples_and_losses_on_any_number_of_ranks(whole: Runs, ranks: int) -> None:
+    assert read_ledger(whole[ranks]) == read_ledger(whole[1])
+    assert_same_losses(whole[ranks], whole[1])
+
+
+def test_a_killed_run_resumes_to_the_same_bits_on_its_ranks(name: str, whole: Runs, tmp_path: Path) -> None:
+    killed = run(2, name, tmp_path, killed=True)
+    resumed = run(2, name, tmp_path, resume=killed)
+    assert state_of(resumed) == state_of(whole[2])
+    assert read_losses(resumed) == read_losses(whole[2])
+    assert read_ledger(resumed) == read_ledger(whole[2])
+
+
+def test_a_killed_run_resumes_on_other_ranks(name: str, whole: Runs, tmp_path: Path) -> None:
+    killed = run(4, name, tmp_path, killed=True)
+    resumed = run(1, name, tmp_path, resume=killed)
+    assert read_ledger(resumed) == read_ledger(whole[1])
+    assert_same_losses(resumed, whole[1])
+
+
+def test_gradients_are_averaged_and_absent_ones_stay_absent() -> None:
+    assert run_ranks(2, work.averaged) == [[[3.0] * 3, [3.0] * 2, None, [1.0]], [[3.0] * 3, [3.0] * 2, None, [2.0]]]
+
+
+def test_validation_is_shared_by_the_ranks_and_written_with_its_epoch(tmp_path: Path) -> None:
+    first, second = run_ranks(2, work.validated, str(tmp_path))
+    assert sorted(first[0][:4] + second[0][:4]) == [float(number) for number in range(8)]
+    assert first[1] == second[1] == [3.5, 3.5]
+    rows = [json.loads(line) for line in (first[2] / "metrics.jsonl").read_text().splitlines()]
+    assert [row["valid_loss"] for row in rows if row["event"] == "epoch"] == [3.5, 3.5]
+
+
+def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
+    (found,) = run_ranks(1, work.mistakes, str(tmp_path))
+    begins = {
+        "nothing_kept": "TrainingError: the loop begins with nothing to save: expected run.keep(model=..., optim",
+        "no_loss": "TrainingError: step 1 ended without a loss: expected run.log(loss=...) in every step.",
+        "other_names": "TrainingError: run.log(loss, value2): expected the values of the steps before, loss, value1.",
+        "kept_late": "TrainingError: run.keep(...) after the first batch: expected it before the loop.",
+        "epoch_early": "TrainingError: run.log_epoch(...) within an epoch: expected it where run.ends_epoch is true.",
+        "no_models": "TrainingError: run.backward(loss) without models: expected those whose gradients are averaged.",
+        "no_state": "TrainingError: run.keep(number=...): int has no state_dict() and load_state_dict(): expected a",
+        "too_early": "TrainingError: the loop has not begun: expected this within `for batch in run.batches():`.",
+        "not_finite": "DivergedError: the loss is nan at step 1 (epoch 1) on rank 0, whose batch holds samples ",
+        "sharded": "ConfigError: parallel.shard=all with a loop of your own: expected whole models on every rank",
+        "noise": "ConfigError: log.noise_scale=true with a loop of your own: expected whole models",
+        "batch": "ConfigError: a global batch of 9 is larger than the 8 training samples",
+    }
+    assert {key: found[key][: len(text)] for key, text in begins.items()} == begins

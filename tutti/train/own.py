@@ -1,0 +1,265 @@
+"""A training loop of the user's own: what recipes have, for a script that makes its steps itself."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutti.checkpoint.manifest import find_checkpoint
+from tutti.config.load import resolve_values
+from tutti.config.run import RunConfig
+from tutti.data.loader import RankBatch, evaluation_batches
+from tutti.errors import TrainingError
+from tutti.parallel.averaging import GradientAverage
+from tutti.ranks.device import mix, seed_pass
+from tutti.ranks.environments import discover
+from tutti.ranks.group import Group
+from tutti.ranks.placement import Placement
+from tutti.ranks.process import FOLDER_VARIABLE
+from tutti.runs.folder import RunFolder
+from tutti.runs.step_parts import StepPart
+from tutti.train.job import Job
+from tutti.train.own_learner import OwnFramework, OwnLearner, Stateful
+from tutti.train.run import OpenRun, begin_job, open_run
+
+_DRAWN = 0x647261776E  # keeps the numbers of `Run.normal` apart from those of dropout
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Run:
+    """A run whose loop is in a script; see `start`."""
+
+    def __init__(self, framework: OwnFramework, config: RunConfig, placement: Placement, resume: Path | None) -> None:
+        self.config = config
+        self._framework, self._placement, self._resume = framework, placement, resume
+        self._stack = ExitStack()
+        self._opened: OpenRun | None = None
+        self._job: Job[OwnLearner] | None = None
+        self._averages: dict[tuple[int, ...], GradientAverage] = {}
+        self._logged: torch.Tensor | None = None  # the loss of the step under way
+        self._draws = 0  # in the step under way
+
+    def __enter__(self) -> Self:
+        given = os.environ.get(FOLDER_VARIABLE) if self._resume is None else None
+        folder = RunFolder(Path(given)) if given else None
+        opened = open_run(self._framework, self.config, self._placement, folder, self._resume)
+        self._opened = self._stack.enter_context(opened)
+        torch.manual_seed(self.config.seed)  # the same first weights on every rank
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+    # Where and who this rank is.
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self._group.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self._group.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._open.rank.device
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return self._open.folder
+
+    @property
+    def step(self) -> int:
+        """The number of finished steps."""
+        return self._begun.step
+
+    @property
+    def lr(self) -> float:
+        """The rate of the schedule for the step under way; without an `lr` a factor, which begins at 1."""
+        return self._begun.lr
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the step under way is the last of its epoch."""
+        return (self._begun.step + 1) % self._begun.plan.steps_per_epoch == 0
+
+    # What the script has.
+
+    def model(self, model: Model) -> Model:
+        """The same model on the device of this rank, with the weights that rank 0 has; every rank enters."""
+        model.to(self.device)
+        if self.ranks > 1:
+            with torch.no_grad():
+                for value in (*model.parameters(), *model.buffers()):
+                    dist.broadcast(value.data, 0)
+        return model
+
+    def keep(self, **kept: Stateful) -> None:
+        """Have checkpoints hold these models, optimizers and other objects with a state, under these names."""
+        if self._job is not None:
+            raise TrainingError("run.keep(...) after the first batch: expected it before the loop. Move it there.")
+        for name, each in kept.items():
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise TrainingError(
+                    f"run.keep({name}=...): {type(each).__name__} has no state_dict() and load_state_dict(): expected "
+                    "a model, an optimizer, or an object that has both."
+                )
+        self._framework.kept |= kept
+
+    # The loop.
+
+    def batches(self) -> Iterator[Any]:
+        """This rank's batch of every step that is left; logs, checkpoints and the end of an epoch come between them."""
+        if not self._framework.kept:
+            raise TrainingError("the loop begins with nothing to save: expected run.keep(model=..., optimizer=...).")
+        job = self._stack.enter_context(begin_job(self._framework, self.config, self._open, self._resume))
+        self._job = job
+        job.begin_loading()
+        for batch in job.batches():
+            self._begin_step(batch)
+            yield batch.micro_batches[0]
+            self._end_step(job)
+        job.finish()
+
+    def backward(self, loss: torch.Tensor, *models: nn.Module) -> torch.Tensor:
+        """Compute the gradients of a loss, and average those of these models over ranks; the loss is averaged, too.
+
+        Every rank enters. Gradients of other models are left as they are on each rank.
+        """
+        if not models:
+            raise TrainingError("run.backward(loss) without models: expected those whose gradients are averaged.")
+        mean = loss.detach().clone()
+        if self.ranks == 1:
+            loss.backward()
+            return mean
+        work = dist.all_reduce(mean, async_op=True)
+        self._average_of(models).backward(loss)
+        if work is not None:
+            work.wait()
+        return mean / self.ranks
+
+    def log(self, loss: torch.Tensor | float, **values: torch.Tensor | float) -> None:
+        """Log the values of this step, means over this rank's batch; written as means over ranks and log windows."""
+        self._logged = self._begun.learner.add({"loss": loss, **values})
+
+    def log_epoch(self, **values: float) -> None:
+        """Write these values, the same on every rank, with the results of the epoch that ends with this step."""
+        if not self.ends_epoch:
+            raise TrainingError("run.log_epoch(...) within an epoch: expected it where run.ends_epoch is true.")
+        self._begun.validated |= {name: float(value) for name, value in values.items()}
+
+    def share(self, data: Any, batch: int | None = None) -> Iterator[Any]:
+        """This rank's batches of other data, without augmentation; all ranks together see every sample once."""
+        size = batch or self._begun.plan.per_rank_batch
+        workers = self.config.data.workers
+        for each in evaluation_batches(data, self.rank, self.ranks, size, self.device, workers, self.config.seed):
+            self._open.monitor.enter(StepPart.VALIDATION, self.step + 1)
+            yield each
+
+    def average(self, value: torch.Tensor | float, weight: float = 1.0) -> float:
+        """The mean of a number over ranks; every rank enters. A rank without a value has the weight 0."""
+        own = [float(value) * weight if weight else 0.0, float(weight)]
+        total, weights = self._group.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        return total / weights if weights else math.nan
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Normal random numbers of this shape for every sample of the batch: the same whatever the number of ranks."""
+        return self._draw(torch.randn, shape)
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """Random numbers between 0 and 1, likewise."""
+        return self._draw(torch.rand, shape)
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        self._begun.journal.say(text)
+
+    @property
+    def _open(self) -> OpenRun:
+        if self._opened is None:
+            raise TrainingError("the run is not open: expected `with tutti.start(...) as run:`.")
+        return self._opened
+
+    @property
+    def _group(self) -> Group:
+        return self._open.rank.group
+
+    @property
+    def _begun(self) -> Job[OwnLearner]:
+        if self._job is None:
+            raise TrainingError("the loop has not begun: expected this within `for batch in run.batches():`.")
+        return self._job
+
+    def _begin_step(self, batch: RankBatch) -> None:
+        self._logged, self._draws = None, 0
+        seed_pass(self.device, self.config.seed, batch.step, self.rank)
+        self._open.monitor.enter(StepPart.COMPUTE, batch.step + 1)
+
+    def _end_step(self, job: Job[OwnLearner]) -> None:
+        if self._logged is None:
+            raise TrainingError(f"step {job.step + 1} ended without a loss: expected run.log(loss=...) in every step.")
+        job.end_step(self._logged)
+        if job.logs_after(job.step):
+            job.log()
+        if job.epoch_ends:
+            job.finish_epoch()
+        if job.saves_now:
+            job.save()
+
+    def _average_of(self, models: Sequence[nn.Module]) -> GradientAverage:
+        key = tuple(id(each) for each in models)
+        if key not in self._averages:
+            parameters = dict.fromkeys(each for model in models for each in model.parameters())
+            self._averages[key] = GradientAverage(parameters, self.ranks)
+        return self._averages[key]
+
+    def _draw(self, draw: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        plan = self._begun.plan
+        generator = torch.Generator(self.device)
+        generator.manual_seed(mix(_DRAWN, self.config.seed, self.step, self._draws))
+        self._draws += 1
+        whole = draw(plan.global_batch, *shape, generator=generator, device=self.device)
+        return whole[self.rank * plan.per_rank_batch :][: plan.per_rank_batch]
+
+
+def start(
+    name: str,
+    data: Any,
+    *,
+    batch: int,
+    epochs: int,
+    lr: float = 1.0,
+    resume: str | Path | None = None,
+    **recipe: Any,
+) -> Run:
+    """A run for a training loop in a script, as a rank of whatever started it: `with tutti.start(...) as run:`.
+
+    `batch` is the global batch, `resume` a run folder, a checkpoint or "latest"; `recipe` has other keys of recipes.
+    """
+    script = Path(sys.argv[0]).stem or "__main__"
+    values = {
+        "recipe": name,
+        "data": {"name": f"{type(data).__module__}:{type(data).__qualname__}"},
+        "model": {"name": f"{script}:loop"},
+        "optim": {"name": f"{script}:loop", "lr": lr},
+        "metrics": [],
+        "batch": {"global": batch},
+        "epochs": epochs,
+    }
+    config = resolve_values(values | recipe)
+    checkpoint = find_checkpoint(str(resume), config.out, config.recipe) if resume is not None else None
+    return Run(OwnFramework(data), config, discover(os.environ), checkpoint)

@@ -1,0 +1,224 @@
+"""What a script with a training loop of its own keeps, as a job saves, restores and measures it."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tutti.checkpoint.manifest import Manifest
+from tutti.checkpoint.store import check_model, model_shape
+from tutti.config.plan import Plan, make_plan
+from tutti.config.run import RunConfig
+from tutti.config.schedule import Schedule, make_schedule
+from tutti.config.schema import ParallelConfig
+from tutti.data.loader import RankBatch
+from tutti.errors import CheckpointError, ConfigError, TrainingError
+from tutti.parallel.batch_statistics import BatchStatistics
+from tutti.parallel.mesh import Mesh
+from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
+from tutti.ranks.placement import Placement
+from tutti.runs.files import write_durably
+from tutti.runs.step_parts import StepPart
+from tutti.train.job import Job
+from tutti.train.timing import NoTimer, StepTimer
+
+_STATE = "state.pt"  # the file of a checkpoint
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: models, optimizers, schedulers, objects of one's own."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class OwnLearner:
+    """The models and optimizers of a script, as a job saves and restores them, and the values that it logs."""
+
+    reports_phases = True
+    biases: tuple[str, ...] = ()
+
+    def __init__(self, kept: Mapping[str, Stateful], plan: Plan, group: Group, device: torch.device) -> None:
+        self.names: tuple[str, ...] = ("loss",)
+        self.timer: StepTimer = NoTimer()
+        self._kept = kept
+        self._samples = plan.per_rank_batch
+        self._device = device
+        mesh = Mesh(plan.layout, group.rank, device)
+        self._statistics = [BatchStatistics(each, 1, mesh) for each in self.model.values()]
+        self._sums: list[torch.Tensor] = []
+        self._weight = 0.0
+        self.clear_totals()
+
+    @property
+    def model(self) -> dict[str, nn.Module]:
+        """The models, by their names."""
+        return {name: each for name, each in self._kept.items() if isinstance(each, nn.Module)}
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(dict.fromkeys(each for model in self.model.values() for each in model.parameters()))
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of all models."""
+        return sum(each.numel() for each in self._parameters)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes that ranks average in a step that computes the gradients of every model once."""
+        return sum(each.nbytes for each in self._parameters if each.requires_grad)
+
+    # What is measured.
+
+    def add(self, values: Mapping[str, torch.Tensor | float]) -> torch.Tensor:
+        """Add the values of a step, and return its loss."""
+        if not self._weight:
+            self.names = tuple(dict.fromkeys(("loss", *values)))
+            self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
+        if set(values) != set(self.names):
+            raise TrainingError(
+                f"run.log({', '.join(values)}): expected the values of the steps before, {', '.join(self.names)}. "
+                "Log the same names in every step, loss among them."
+            )
+        for name, total in zip(self.names, self._sums, strict=True):
+            total.add_(torch.as_tensor(values[name]).detach(), alpha=self._samples)
+        self._weight += self._samples
+        return torch.as_tensor(values["loss"]).detach()
+
+    def totals(self) -> torch.Tensor:
+        """The sums of the values over this rank's samples, then their weights."""
+        return torch.cat([torch.stack(self._sums).cpu(), torch.full((len(self.names),), self._weight).double()])
+
+    def clear_totals(self) -> None:
+        """Set the totals to zero."""
+        self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
+        self._weight = 0.0
+
+    def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
+        """Hold given totals on rank 0 and zeros elsewhere."""
+        self.clear_totals()
+        if is_first and totals[-1]:
+            for own, total in zip(self._sums, totals, strict=False):
+                own.fill_(total)
+            self._weight = totals[-1]
+
+    def take_squares(self) -> dict[int, list[float]]:
+        """Nothing: the gradients of such a loop are not measured."""
+        return {}
+
+    def dry_run(self, batch: RankBatch) -> tuple[float, float]:
+        """Not possible: only the script can make a step."""
+        raise NotImplementedError
+
+    def evaluate(self, data: Any, group: Group, goes_on: Callable[[], bool]) -> torch.Tensor:
+        """Not possible: only the script can evaluate."""
+        raise NotImplementedError
+
+    def combine_ranks(self, group: Group) -> None:
+        """Average the statistics of batch norm over ranks; every rank enters."""
+        for each in self._statistics:
+            each.combine_ranks()
+
+    # What is saved.
+
+    def shape(self) -> dict[str, str]:
+        """The names, types and shapes of what the models save."""
+        return {f"{name}.{key}": kind for name, each in self.model.items() for key, kind in model_shape(each).items()}
+
+    def write(self, folder: Path, group: Group) -> list[Path]:
+        """Write the state of everything that is kept, which is the same on every rank, from rank 0."""
+        if not group.is_first:
+            return []
+        content = io.BytesIO()
+        torch.save({name: each.state_dict() for name, each in self._kept.items()}, content)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / _STATE, content.getvalue())
+        return [folder / _STATE]
+
+    def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        """Read a checkpoint into everything that is kept."""
+        state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
+        if set(state) != set(self._kept):
+            raise CheckpointError(
+                f"checkpoint {folder} holds {', '.join(state)}, and the script keeps {', '.join(self._kept)}. "
+                "Resume with the script that made it."
+            )
+        for name, each in self._kept.items():
+            each.load_state_dict(state[name])
+        self.names = tuple(progress["names"])
+
+    def progress(self) -> dict[str, Any]:
+        """The names of the values in the totals."""
+        return {"names": list(self.names)}
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What a rank of a script's own loop builds alone."""
+
+    plan: Plan
+    schedule: Schedule
+    train_data: Any
+    kept: Mapping[str, Stateful]
+    valid_data: None = None
+
+    def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of other models."""
+        models = [(name, each) for name, each in self.kept.items() if isinstance(each, nn.Module)]
+        here = {f"{name}.{key}": kind for name, each in models for key, kind in model_shape(each).items()}
+        check_model(folder, manifest, here)
+
+    def make_learner(
+        self, config: RunConfig, group: Group, device: torch.device, at: Callable[[StepPart, int], None]
+    ) -> OwnLearner:
+        """The learner of what the script keeps."""
+        return OwnLearner(self.kept, self.plan, group, device)
+
+
+class OwnFramework:
+    """How ranks of a script's own loop meet, and what they build."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.kept: dict[str, Stateful] = {}
+
+    def joined(
+        self, config: RunConfig, placement: Placement, check: RankCheck, examine: PreflightCheck
+    ) -> AbstractContextManager[Joined]:
+        """Meet the other ranks in a process group of torch."""
+        return joined(config.runtime, placement, check, examine)
+
+    def check(self, config: RunConfig, world_size: int) -> None:
+        """Refuse what only the loop of recipes does."""
+        usual = ParallelConfig()
+        refused = {f"parallel.{name}": value for name, value in config.parallel if value != getattr(usual, name)}
+        refused |= {"batch.micro": config.batch.micro} if config.batch.micro is not None else {}
+        refused |= {"log.noise_scale": "true"} if config.log.noise_scale else {}
+        for key, value in refused.items():
+            raise ConfigError(
+                f"{key}={value} with a loop of your own: expected whole models on every rank, which the script steps. "
+                f"Leave {key} out, or train with a recipe."
+            )
+
+    def prepare_data(self, config: RunConfig) -> None:
+        """Nothing: the script has the data."""
+
+    def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> OwnParts:
+        """The plan of steps for the script's data."""
+        plan = make_plan(config, placement.world_size, len(self._data), placement.local_size)
+        return OwnParts(plan, make_schedule(config, plan), self._data, self.kept)
+
+    def train(self, job: Job[OwnLearner]) -> None:
+        """Not possible: the script trains."""
+        raise NotImplementedError
+
+    def results(self, job: Job[OwnLearner]) -> dict[str, Any]:
+        """What the record says of a finished run besides the results of all frameworks."""
+        return {}
