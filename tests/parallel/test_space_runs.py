@@ -55,7 +55,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "data x space" else ()) for name in LAYOUTS]
+)
 def test_the_unet_on_parts_of_crops_is_the_same_run(one_rank: Path, tmp_path: Path, name: str) -> None:
     ranks, parallel = LAYOUTS[name]
     assert_same(run_on(ranks, NBODY, tmp_path, **parallel), one_rank)
