@@ -59,6 +59,7 @@ $(VENV)/torch: constraints.txt
 $(VENV)/installed: $(VENV)/torch pyproject.toml compat/horovod/pyproject.toml
 	$(PIP) --editable '.[digits]'
 	$(PIP) --no-deps --editable compat/horovod
+	@$(VENV)/bin/tutti schema --out recipes/recipe.schema.json >/dev/null
 	@$(COMPILE)
 	@touch $@
 
@@ -66,6 +67,7 @@ $(VENV)/installed-dev: $(VENV)/torch pyproject.toml compat/horovod/pyproject.tom
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps $(LEGACY_KERAS)
 	$(PIP) --no-deps --editable compat/horovod
+	@$(VENV)/bin/tutti schema --out recipes/recipe.schema.json >/dev/null
 	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 

@@ -39,6 +39,7 @@ print(json.dumps({"code": code, "heavy": heavy}), file=sys.stderr)
         ["show", "nbody/short_opt"],
         ["show", "imagenet/resnet50"],
         ["show", "digits", "--plot-lr", "lr.png"],
+        ["schema", "--out", "recipe.schema.json"],
         ["runs"],
         ["train", "digits", "optim.lrr=1"],
     ],

@@ -17,7 +17,7 @@ MODULES |= {
     "advise": "forecast.advise",
     "report": "runs",
 }
-MODULES |= {"show": "show", "list": "show", "runs": "runs", "compare": "runs", "board": "board"}
+MODULES |= {"show": "show", "list": "show", "schema": "show", "runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts
 

@@ -1,4 +1,4 @@
-"""`tutti show` and `tutti list`: a resolved configuration, and all names that recipes can use."""
+"""`tutti show`, `list` and `schema`: a resolved configuration, and all names and keys that recipes can use."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
 from tutti.errors import ConfigError
 from tutti.launch.local import check_ranks
+from tutti.runs.files import write_durably
 
 app = typer.Typer()
 
@@ -70,6 +71,25 @@ def list_() -> None:
         for name, summary in rows:
             console.print(Text(f"  {name:<{width}}  {summary}".rstrip()))
     console.print("\nYour own model, dataset, optimizer, loss or metric: package.module:object")
+
+
+@app.command(epilog=examples("tutti schema --out recipe.schema.json", "tutti schema | jq '.properties | keys'"))
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write the schema into this file.", show_default="screen")] = None,
+) -> None:
+    """Print the JSON schema of recipes, with which editors complete their keys."""
+    from tutti.config.json_schema import header, schema_text
+
+    if out is None:
+        print(schema_text(), end="")
+        return
+    try:
+        write_durably(out, schema_text())
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out}: cannot be written: {error.strerror}. Give a file in a folder that exists."
+        ) from error
+    print(f"{out}: begin a recipe beside it with the line\n{header(out.name)}")
 
 
 def _summary(part: type[parts.PartOptions]) -> str:
