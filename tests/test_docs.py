@@ -45,6 +45,7 @@ ELSEWHERE = (
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",
     "tutti run -n 2 examples/pinn.py",  # tests/train/test_own.py
+    "cd planets && tutti train recipe.yaml",  # tests/cli/test_new.py
 )
 
 

@@ -17,7 +17,8 @@ MODULES |= {
     "advise": "forecast.advise",
     "report": "runs",
 }
-MODULES |= {"show": "show", "list": "show", "schema": "show", "runs": "runs", "compare": "runs", "board": "board"}
+MODULES |= dict.fromkeys(("new", "show", "list", "schema"), "show")
+MODULES |= {"runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}
 HIDDEN = {"requeue"}  # called by job scripts
 

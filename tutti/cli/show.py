@@ -1,5 +1,11 @@
-"""`tutti show`, `list` and `schema`: a resolved configuration, and all names and keys that recipes can use."""
+"""Recipes before they run: `new` writes a first one, `show` resolves one, `list` and `schema` say what there is."""
 
+import keyword
+import os
+import re
+import shutil
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +22,39 @@ from tutti.config.plan import Plan, make_plan
 from tutti.config.recipes import built_in, make_importable
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
-from tutti.errors import ConfigError
+from tutti.errors import ConfigError, FolderError
 from tutti.launch.local import check_ranks
 from tutti.runs.files import write_durably
 
 app = typer.Typer()
+_TEMPLATES = Path(__file__).parent / "project"
+_NAME = "PROJECT"  # in the templates and in the paths of files
+_FILES = {
+    "README.md": "README.md",
+    "recipe.yaml": "recipe.yaml",
+    "PROJECT/data.py": "data.py.txt",
+    "PROJECT/model.py": "model.py.txt",
+    "test_PROJECT.py": "test.py.txt",
+}
+
+
+@app.command(epilog=examples("tutti new galaxies", "cd galaxies && tutti train recipe.yaml -n 2"))
+def new(
+    project: Annotated[Path, typer.Argument(help="The folder to make; its name is that of the Python package in it.")],
+) -> None:
+    """Write a small project that trains at once: recipe, model, data, test and README."""
+    name = _package_name(project)
+    _check_folder(project)
+    aside = project.absolute().with_name(f".{name}.{os.getpid()}")
+    try:
+        _write_project(aside, name)
+        aside.replace(project)
+    except OSError as error:
+        raise FolderError(f"{project}: cannot be made: {error.strerror}. Give a folder that can be written.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    print(f"{project}: a project that finds planets in light curves, for you to change. Try\n")
+    print(f"  cd {project}\n  tutti train recipe.yaml -n 2")
 
 
 @app.command(epilog=examples("tutti show mnist optim.lr=0.02", "tutti show mnist -n 8 --plot-lr lr.png"))
@@ -142,3 +176,42 @@ def _train_samples(config: RunConfig, needed: bool) -> int | None:
     if samples is None and needed:
         samples = len(parts.call(config.data.locate(), "data", config.data.options(), split="train"))
     return samples
+
+
+def _package_name(project: Path) -> str:
+    """The name of the package; raises ConfigError for one that cannot be imported, or that hides another module."""
+    name = project.absolute().name
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
+        fitting = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_0123456789") or "project"
+        fitting += "_project" if keyword.iskeyword(fitting) else ""
+        raise ConfigError(
+            f"{str(project)!r}: {name!r} is the name of a Python package: expected ASCII letters, digits and "
+            f"underscores, not a digit first, and no word of Python. Try {project.with_name(fitting)}."
+        )
+    taken = {*sys.stdlib_module_names, *metadata.packages_distributions(), "tutti", "runs"}
+    if name in taken:
+        raise ConfigError(
+            f"{str(project)!r}: {name!r} is the name of another module or folder, which would hide the package: "
+            f"expected a new name. Try {project.with_name(f'my_{name}')}."
+        )
+    return name
+
+
+def _check_folder(project: Path) -> None:
+    if project.is_dir() and not any(project.iterdir()):
+        return
+    if project.exists() or project.is_symlink():
+        what = "the folder is not empty" if project.is_dir() else "there is such a file"
+        raise FolderError(f"{project}: {what}: expected none, or an empty folder. Choose another name.")
+
+
+def _write_project(folder: Path, name: str) -> None:
+    from tutti.config.json_schema import FILE_NAME, schema_text
+
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").touch()
+    for file, template in _FILES.items():
+        text = (_TEMPLATES / template).read_text().replace(_NAME, name)
+        (folder / file.replace(_NAME, name)).write_text(text)
+    (folder / FILE_NAME).write_text(schema_text())
+    (folder / ".gitignore").write_text("__pycache__/\nruns/\n")
