@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti import units
-from tutti.cli.options import Overrides, Ranks, examples
+from tutti.cli.options import Overrides, Ranks, complete_recipe, examples
 from tutti.cli.ranks import StatusLine, on_ranks, place
 from tutti.config.recipes import make_importable
 from tutti.errors import ConfigError
@@ -33,7 +33,7 @@ app = typer.Typer()
     )
 )
 def bench(
-    recipe: Annotated[str, typer.Argument(help="A recipe, or collectives.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe, or collectives.", autocompletion=complete_recipe)],
     overrides: Overrides = None,
     ranks: Ranks = None,
     trials: Annotated[int, typer.Option(help="How often everything is measured, at most.")] = 5,

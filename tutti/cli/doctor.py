@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tutti.cli.options import Overrides, examples
+from tutti.cli.options import Overrides, complete_recipe, examples
 from tutti.cli.ranks import as_rank, leave, place
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
@@ -35,7 +35,10 @@ app = typer.Typer()
     )
 )
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe or run folder, for its data and code.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A recipe or run folder, for its data and code.", autocompletion=complete_recipe),
+    ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
         int | None, typer.Option("-n", "--ranks", help="Ranks to start on this machine.", show_default="2")

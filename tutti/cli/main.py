@@ -34,7 +34,6 @@ app = typer.Typer(
     cls=Commands,
     help="From solo to tutti: train one recipe on any number of ranks, and resume it exactly.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import glob
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +15,24 @@ from typer.core import TyperCommand, TyperGroup
 
 MARKUP = "markdown"  # of help texts
 
-Recipe = Annotated[str, typer.Argument(help="A recipe's name (mnist, mnist/large_batch) or the path of a YAML file.")]
+
+def complete_recipe(incomplete: str) -> list[tuple[str, str]]:
+    """The built-in recipes and the YAML files that begin with what was typed, each with a description."""
+    from tutti.config.recipes import built_in
+
+    folder, slash, start = incomplete.rpartition("/")
+    beside = Path(f"{folder}/" if slash else ".").glob(f"{glob.escape(start)}*")
+    files = sorted(path.name for path in beside if path.suffix in (".yaml", ".yml") and path.is_file())
+    named = [(name, text) for name, text in built_in() if name.startswith(incomplete)]
+    return named + [(f"{folder}{slash}{name}", "a recipe's file") for name in files]
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name (mnist, mnist/large_batch) or the path of a YAML file.", autocompletion=complete_recipe
+    ),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, for example optim.lr=3e-4 epochs=2.")]
 Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="Ranks to start on this machine.", show_default="1")]
 Preflight = Annotated[bool, typer.Option("--preflight", help="Check all ranks before they train.")]
@@ -67,6 +85,11 @@ class LazyCommands(TyperGroup):
         for name, command in self.commands.items():
             command.help = self._docstring(name)
         super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        for name, command in self.commands.items():
+            command.help = self._docstring(name) if name.startswith(incomplete) else None
+        return super().shell_complete(ctx, incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)

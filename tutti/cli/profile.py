@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 from tutti import units
 from tutti.bench.trace.horovod import read_tensors, read_timeline, write_horovod_summary
 from tutti.bench.trace.summary import DEFAULT_STEPS, TracedSteps, parse_steps
-from tutti.cli.options import Ranks, examples
+from tutti.cli.options import Ranks, complete_recipe, examples
 from tutti.cli.ranks import as_rank, finish, is_rank, on_ranks, place
 from tutti.config.load import resolve
 from tutti.config.recipes import make_importable
@@ -45,7 +45,10 @@ class RecipeOrScript(TyperCommand):
     ),
 )
 def profile(
-    recipe: Annotated[str, typer.Argument(help="A recipe, or a Python script that uses Horovod's API.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe, or a Python script that uses Horovod's API.", autocompletion=complete_recipe),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value; for a script, its arguments.")] = None,
     ranks: Ranks = None,
     steps: Annotated[str | None, typer.Option(help="FIRST:LAST, the steps to trace.", show_default="20:25")] = None,

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tutti import units
-from tutti.cli.options import JOBS_PANEL, JobAccount, JobQueue, Overrides
+from tutti.cli.options import JOBS_PANEL, JobAccount, JobQueue, Overrides, complete_recipe
 from tutti.cli.ranks import terminate
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
@@ -53,7 +53,9 @@ _REASON_LENGTH = 80  # characters of a reason in a line
 class StudyOptions:
     """What `tutti scale` and `tutti sweep` both take."""
 
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name or the path of a YAML file.")] = None
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name or the path of a YAML file.", autocompletion=complete_recipe)
+    ] = None
     overrides: Overrides = None
     out: Annotated[str | None, typer.Option(help="The folder for studies/.", show_default="the recipe's out")] = None
     resume: Annotated[

@@ -1,8 +1,10 @@
 """The JSON schema of recipes, with which editors complete keys and mark errors while a recipe is written."""
 
+import importlib
 import inspect
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -116,13 +118,20 @@ def _target(schema: Schema) -> str:
 
 def _describe(definitions: dict[str, Schema]) -> None:
     """Describe keys by the comments beside their fields."""
-    for model in _descendants(Section):
-        kinds = [kind for kind in reversed(model.__mro__) if issubclass(kind, Section)]
-        comments = {name: text for kind in kinds for name, text in _COMMENT.findall(inspect.getsource(kind))}
+    models = _descendants(Section)
+    comments = {name: found for module in {model.__module__ for model in models} for name, found in _comments(module)}
+    for model in models:
         keys: dict[str, Schema] = definitions.get(model.__name__, {}).get("properties", {})
         for name, field in model.model_fields.items():
-            if name in comments and (key := field.alias or name) in keys:
-                keys[key]["description"] = comments[name]
+            texts = (comments.get(kind.__name__, {}).get(name) for kind in model.__mro__)
+            if (text := next(filter(None, texts), None)) and (key := field.alias or name) in keys:
+                keys[key]["description"] = text
+
+
+def _comments(module: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The classes of a module, with the comments of their fields by name."""
+    for text in inspect.getsource(importlib.import_module(module)).split("\nclass ")[1:]:
+        yield re.split(r"\W", text, maxsplit=1)[0], dict(_COMMENT.findall(text))
 
 
 def _descendants(model: type[Section]) -> list[type[Section]]:
