@@ -32,3 +32,21 @@ def test_own_parts_through_python_on_two_ranks(tutti: Tutti) -> None:
     assert done.code == 0, done.all
     assert done.out.count("run folder: runs/own_model/") == 2  # of the run, and of the script's logs
     assert "channels" in done.out
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Jupyter
+def test_the_notebook_trains_on_two_ranks(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    results = [cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]
+    trained, same, figure, failed = results
+    printed = "".join(output.get("text", "") for output in trained)
+    assert "2 rank(s) on cpu" in printed and "epoch 5/5" in printed
+    assert float(trained[-1].data["text/plain"]) < 0.05
+    assert same[0].data["text/plain"] == "True"
+    assert "image/png" in figure[0].data
+    assert "rank 0: ZeroDivisionError: division by zero" in failed[0].text

@@ -1,28 +1,24 @@
 """tutti: one recipe trains on any number of ranks, and resumes exactly."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "fit", "load", "start"]
+__all__ = ["__version__", "fit", "launch", "load", "start"]
 
 if TYPE_CHECKING:
     from tutti.config.load import load
+    from tutti.launch.function import launch
     from tutti.train.own import start
     from tutti.train.torch import fit
 
+_MODULES = {"fit": "tutti.train.torch", "load": "tutti.config.load", "start": "tutti.train.own"}
+
 
 def __getattr__(name: str) -> Any:
-    """Import `load`, `fit` and `start` on first use, so that importing tutti stays light."""
-    if name == "load":
-        from tutti.config.load import load
-
-        return load
-    if name == "fit":
-        from tutti.train.torch import fit
-
-        return fit
-    if name == "start":
-        from tutti.train.own import start
-
-        return start
+    """Import what is public on first use, so that importing tutti stays light."""
+    if name == "launch":
+        return importlib.import_module("tutti.launch")  # the package, which can be called
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'tutti' has no attribute {name!r}")

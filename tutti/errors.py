@@ -83,6 +83,12 @@ class OutOfMemory(TrainingError):
     record: Any = None  # the path of the run's record, where it has one
 
 
+class FunctionFailed(TuttiError):
+    """A function that `tutti.launch` has called failed on a rank; the message has the traceback of the rank."""
+
+    exit_code = 1
+
+
 class DeadlineError(TuttiError):
     """Some ranks did not arrive in time."""
 

@@ -359,3 +359,14 @@ def reserve_port() -> socket.socket:
         except OSError:
             reserved.close()
     raise LaunchError(f"no free port of 100 tried between {_PORTS.start} and {_PORTS.stop}. End what holds them.")
+
+
+# Variables in which another launcher describes this process; they are wrong for the ranks that it starts.
+_OF_ANOTHER_LAUNCHER = re.compile(
+    r"OMPI_COMM_WORLD_.*|PMI_.*|PMIX_.*|MPI_LOCAL.*|PALS_.*|TORCHELASTIC_.*|HOROVOD_(LOCAL_|CROSS_)?(RANK|SIZE)|TUTTI_RUN_FOLDER|TUTTI_FAILURE_NOTES"
+)
+
+
+def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of other launchers."""
+    return {name: value for name, value in environment.items() if not _OF_ANOTHER_LAUNCHER.fullmatch(name)}

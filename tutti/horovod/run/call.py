@@ -10,19 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import traceback
 import warnings
 from argparse import Namespace
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
-from tutti.errors import ConfigError
 from tutti.horovod.errors import PROCESS_FAILED
 from tutti.horovod.helpers import get_env_rank_and_size
 from tutti.horovod.run import arguments
+from tutti.launch.function import find_pickler, own_paths, pack_call
 from tutti.launch.hosts import address_for, is_local, listening_address, reserve_port
 from tutti.ranks.messages import Event, MessageServer, Peer, connect, listen
 from tutti.ranks.secret import ForgedContent, Secret, find_secret
@@ -81,7 +79,7 @@ def run(
     given.mpi, given.mpi_args = bool(use_mpi) and not use_gloo, mpi_args
     names = network_interfaces or network_interface
     given.network_interfaces = names if names is None or isinstance(names, str) else ",".join(names)
-    content = _packed((func, tuple(args), dict(kwargs or {})), func)
+    content = pack_call((func, tuple(args), dict(kwargs or {})), func)
     return _call_on_ranks(content, given, executable or sys.executable)
 
 
@@ -138,7 +136,7 @@ def _call_on_ranks(call: bytes, given: Namespace, python: str) -> list[Any]:
     try:
         port = server.start(listen(0, address))
         own_name = address_for(others[0], address) if others else address or socket.gethostname()
-        options.environment.update({_ADDRESS: f"{own_name}:{port}", "PYTHONPATH": _own_paths()})
+        options.environment.update({_ADDRESS: f"{own_name}:{port}", "PYTHONPATH": own_paths()})
         problem = _start(given, options, [python, "-m", "tutti.horovod.run.call"])
     finally:
         server.close()
@@ -184,40 +182,6 @@ def _start(given: Namespace, options: Any, command: list[str]) -> str | None:
     return None if ending is None else ending.message()
 
 
-def _own_paths() -> str:
-    """Return this program's module search path, without the folders of Python itself."""
-    of_python = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return os.pathsep.join(
-        path or os.getcwd() for path in sys.path if not path.startswith(of_python) and not path.endswith(".zip")
-    )
-
-
-def _packed(value: Any, func: Callable[..., Any]) -> bytes:
-    """Pickle a value for the ranks, with cloudpickle where it is installed."""
-    packer = _pickler()
-    if packer is pickle and getattr(func, "__module__", None) == "__main__":
-        raise ConfigError(
-            f"{getattr(func, '__qualname__', func)} is defined in the main program, which ranks do not import: "
-            "expected a function of a module. Move it into one, or install cloudpickle."
-        )
-    try:
-        return packer.dumps(value)
-    except Exception as error:
-        hint = "" if packer is not pickle else ", or install cloudpickle"
-        raise ConfigError(
-            f"{getattr(func, '__qualname__', func)} or its arguments cannot be sent to the ranks: {error}. "
-            f"Expected a function of a module with values that can be pickled{hint}."
-        ) from error
-
-
-def _pickler() -> ModuleType:
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    return cloudpickle
-
-
 def _rank_main() -> None:
     """Receive the call on a rank, execute it, and send the result."""
     host, _, port = os.environ.pop(_ADDRESS).rpartition(":")
@@ -226,7 +190,7 @@ def _rank_main() -> None:
     well = False
     try:
         func, args, kwargs = pickle.loads(secret.verify(signed, _CALL))
-        answer = _pickler().dumps(func(*args, **kwargs))
+        answer = find_pickler().dumps(func(*args, **kwargs))
         well = True
     except BaseException:
         answer = traceback.format_exc().encode()

@@ -14,8 +14,8 @@ from tutti.errors import LaunchError, TuttiError
 from tutti.horovod import __version__
 from tutti.horovod.run import arguments
 from tutti.horovod.run.arguments import StaticOptions
-from tutti.horovod.run.static_job import interface_environment, without_launchers
-from tutti.launch.hosts import is_local, is_portable, own_address, reserve_port
+from tutti.horovod.run.static_job import interface_environment
+from tutti.launch.hosts import is_local, is_portable, own_address, reserve_port, without_launchers
 
 
 def mpirun_command(

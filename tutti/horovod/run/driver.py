@@ -24,7 +24,7 @@ from tutti.horovod.run.messages import (
     RankRequest,
     WorkerServer,
 )
-from tutti.horovod.run.static_job import interface_environment, position_environment, without_launchers
+from tutti.horovod.run.static_job import interface_environment, position_environment
 from tutti.launch.elastic.slots import RankLimits, SlotPool
 from tutti.launch.hosts import (
     Candidate,
@@ -36,6 +36,7 @@ from tutti.launch.hosts import (
     fill_hosts,
     is_local,
     listening_address,
+    without_launchers,
 )
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals
 from tutti.ranks.cores import threads_per_rank

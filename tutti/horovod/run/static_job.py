@@ -1,15 +1,14 @@
 """A job of a fixed number of ranks over hosts: all start together, and the failure of one ends all."""
 
-import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tutti.horovod.errors import describe_failed_process
 from tutti.horovod.run.arguments import StaticOptions
-from tutti.launch.hosts import Slot, Ssh, check_hosts, is_local, rendezvous_address
+from tutti.launch.hosts import Slot, Ssh, check_hosts, is_local, rendezvous_address, without_launchers
 from tutti.launch.supervisor import HostProcess, RankOutput, Stopped, end_processes, stopped_by_signals, wait_for_any
 from tutti.ranks.cores import threads_per_rank
 
@@ -79,17 +78,6 @@ def _watch(ranks: list[HostProcess]) -> FailedRank | None:
             return FailedRank(ranks.index(first), first.host, ended[first], first.describe_end())
         left = [process for process in left if process not in ended]
     return None
-
-
-# Variables in which another launcher describes this process; they are wrong for the ranks that it starts.
-_OF_ANOTHER_LAUNCHER = re.compile(
-    r"OMPI_COMM_WORLD_.*|PMI_.*|PMIX_.*|MPI_LOCAL.*|PALS_.*|TORCHELASTIC_.*|TUTTI_RUN_FOLDER|TUTTI_FAILURE_NOTES"
-)
-
-
-def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of other launchers."""
-    return {name: value for name, value in environment.items() if not _OF_ANOTHER_LAUNCHER.fullmatch(name)}
 
 
 def rank_environment(slot: Slot, address: str, port: int, interfaces: Sequence[str] = ()) -> dict[str, str]:
