@@ -13,7 +13,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(if $(SHUFFLE),--shuffle $(SHUFFLE))
 
-.PHONY: help quickstart test test-logic test-ranks test-system test-slow check strength system lock clean
+.PHONY: help quickstart test test-logic test-ranks test-system test-slow check strength docs system lock clean
 
 help:
 	@echo "make quickstart   set up .venv and train on two ranks, with a plot, in about a minute"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-slow    the others: long forms of the same, and runs on real data where it is"
 	@echo "make check        format, lint, types, import layers and the tests that start no process"
 	@echo "make strength     30 deliberate faults, each put in alone: which test catches it"
+	@echo "make docs         set up and write the documentation site: build/site/index.html"
 	@echo "make lock         write constraints.txt anew from the newest packages"
 
 quickstart: $(VENV)/installed
@@ -40,6 +41,13 @@ test-slow: $(VENV)/installed-dev system
 
 strength: $(VENV)/installed-dev system
 	$(VENV)/bin/python tests/strength.py
+
+# The pages keep their places, so that the links between them hold.
+docs: $(VENV)/installed-docs
+	@mkdir -p build/pages
+	@for each in README.md CONTRIBUTING.md CHANGELOG.md docs examples benchmarks; do ln -sfn ../../$$each build/pages/$$each; done
+	PATH="$(abspath $(VENV))/bin:$$PATH" NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "documentation: build/site/index.html; with search: python -m http.server -d build/site"
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
@@ -71,6 +79,10 @@ $(VENV)/installed-dev: $(VENV)/torch pyproject.toml compat/horovod/pyproject.tom
 	@$(COMPILE)
 	@touch $@ $(VENV)/installed
 
+$(VENV)/installed-docs: $(VENV)/torch pyproject.toml
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
 # Launchers that the tests use for real; without them, or without the right to install them, those tests are skipped.
 system:
 	@tests/install_launchers.sh
@@ -78,7 +90,7 @@ system:
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet $(TORCH)
-	$(VENV)/lock/bin/python -m pip install --quiet '.[dev,bench]'
+	$(VENV)/lock/bin/python -m pip install --quiet '.[dev,bench,docs]'
 	$(VENV)/lock/bin/python -m pip install --quiet --no-deps tf_keras
 	$(VENV)/lock/bin/python -m pip freeze --exclude tutti-train | sed 's/+cpu$$//' > constraints.txt
 	rm -rf $(VENV)/lock

@@ -10,6 +10,7 @@ from typing import Any
 
 import prepared
 import pytest
+import yaml
 from conftest import REPOSITORY, command
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -110,6 +111,14 @@ def test_the_index_lists_every_page() -> None:
     index = (REPOSITORY / "docs" / "index.md").read_text()
     for page in (REPOSITORY / "docs").glob("*.md"):
         assert page.stem == "index" or f"({page.name})" in index, page.name
+
+
+def test_the_site_has_every_page_once() -> None:
+    settings = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
+    groups = [group if isinstance(group, str) else next(iter(group.values())) for group in settings["nav"]]
+    listed = [page for group in groups for page in ([group] if isinstance(group, str) else group)]
+    others = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+    assert sorted(listed) == sorted([*others, *(f"docs/{page.name}" for page in (REPOSITORY / "docs").glob("*.md"))])
 
 
 def test_every_key_of_a_recipe_is_on_its_page() -> None:
