@@ -11,7 +11,6 @@ from typing import Any
 
 from tutti.errors import CheckpointError
 from tutti.runs.files import read_json, to_dataclass, write_durably
-from tutti.runs.listing import find_runs
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -110,6 +109,8 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None] = lambda text: No
 def find_checkpoint(resume: str, out: str, recipe: str, warn: Callable[[str], None] = lambda text: None) -> Path:
     """Find the checkpoint to resume: of the newest run, of a run folder, or a given one."""
     if resume == "latest":
+        from tutti.runs.listing import find_runs
+
         for run in reversed(find_runs(Path(out), recipe)):
             in_study = run.folder.study.exists()  # only the study resumes its points
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
