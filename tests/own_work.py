@@ -115,11 +115,13 @@ def mistakes(out: str) -> dict[str, str]:
     for key, options in {
         "sharded": {"parallel": {"shard": "all"}},
         "noise": {"log": {"noise_scale": True}},
+        "best": {"checkpoint": {"best": "loss"}, "batch": 8},
         "batch": {"batch": 9},
     }.items():
         try:
             with start(key, Numbers(), **({"batch": 4, "epochs": 1, "out": out} | options)) as run:
-                next(steps_of(run))
+                for _ in steps_of(run):
+                    run.log(loss=0.0)
         except TuttiError as error:
             found[key] = f"{type(error).__name__}: {error}"
     return found

@@ -79,6 +79,11 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         seen = count_segments(RunFolder(Path(recipe)).record)  # before the checkpoint is chosen
         folder, checkpoint = begun_run(Path(recipe), resume)
         config = resolve(str(folder.config), overrides).config
+        if config.script is not None:
+            raise ConfigError(
+                f"the run in {folder.path} was trained by the script {config.script}, in a loop of its own: expected a "
+                f"run of a recipe. Start {config.resume_line(folder.path)}"
+            )
         if is_finished(folder, checkpoint, config, overrides, ranks or placement.world_size):
             if placement.rank == 0:
                 print(f"the run in {folder.path} is finished: nothing is left to do")

@@ -1,5 +1,6 @@
 """One whole run: every section of a recipe, validated and frozen."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -23,6 +24,8 @@ from tutti.config.schema import (
     SpeedConfig,
 )
 from tutti.errors import nearest
+
+LOOP = ":loop"  # ends the names of model and optimizer where a script trains them in a loop of its own
 
 
 class RunConfig(Section):
@@ -70,6 +73,17 @@ class RunConfig(Section):
     def metric_functions(self) -> dict[str, Any]:
         """The metrics by their short names."""
         return {name.rpartition(":")[2]: locate(METRICS[name][0] if name in METRICS else name) for name in self.metrics}
+
+    @property
+    def script(self) -> str | None:
+        """The name of the script that trains in a loop of its own, if one does."""
+        return self.model.name.removesuffix(LOOP) if self.model.name == self.optim.name else None
+
+    def resume_line(self, folder: Path) -> str:
+        """What continues a run in a folder."""
+        if self.script is None:
+            return f"tutti train {folder}"
+        return f"the script {self.script}, with tutti.start(..., resume={str(folder)!r})"
 
     def as_yaml(self) -> str:
         """The configuration as the text of a recipe; options of user parts keep types of YAML, such as dates."""

@@ -252,7 +252,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         elif self.saves_now and self._saved_step != self.step:
             error = CheckpointError(
                 f"the run is trained to its end, step {self.step:,}, but {self._save_problem}. "
-                f"{self._newest().capitalize()}. Free space, and resume with: tutti train {self.folder.path}"
+                f"{self._newest().capitalize()}. Free space, and resume with: "
+                f"{self.config.resume_line(self.folder.path)}"
             )
             error.agreed, error.exit_code = True, TrainingError.exit_code
             raise error
@@ -265,7 +266,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         where = "" if self._saved_step == self.step else f", but {self._newest()}"
         stopped = Interrupted(
             f"stopped {reason} after step {self.step:,} of {self.plan.total_steps:,}{where}. "
-            f"Resume with: tutti train {self.folder.path}"
+            f"Resume with: {self.config.resume_line(self.folder.path)}"
         )
         stopped.agreed = True
         raise stopped

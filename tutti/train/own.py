@@ -15,7 +15,7 @@ from torch import nn
 
 from tutti.checkpoint.manifest import find_checkpoint
 from tutti.config.load import resolve_values
-from tutti.config.run import RunConfig
+from tutti.config.run import LOOP, RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.errors import TrainingError
 from tutti.parallel.averaging import GradientAverage
@@ -210,6 +210,13 @@ class Run:
         self._open.monitor.enter(StepPart.COMPUTE, batch.step + 1)
 
     def _end_step(self, job: Job[OwnLearner]) -> None:
+        asked = (self.config.checkpoint.best and f"valid_{self.config.checkpoint.best}", *(self.config.stop_at or ()))
+        for name in asked:
+            if name and self.ends_epoch and name not in job.validated:
+                raise TrainingError(
+                    f"the epoch of step {job.step + 1} ended without {name}, which checkpoint.best or stop_at names: "
+                    f"expected run.log_epoch({name}=...) where run.ends_epoch is true."
+                )
         if self._logged is None:
             raise TrainingError(f"step {job.step + 1} ended without a loss: expected run.log(loss=...) in every step.")
         job.end_step(self._logged)
@@ -254,8 +261,8 @@ def start(
     values = {
         "recipe": name,
         "data": {"name": f"{type(data).__module__}:{type(data).__qualname__}"},
-        "model": {"name": f"{script}:loop"},
-        "optim": {"name": f"{script}:loop", "lr": lr},
+        "model": {"name": script + LOOP},
+        "optim": {"name": script + LOOP, "lr": lr},
         "metrics": [],
         "batch": {"global": batch},
         "epochs": epochs,

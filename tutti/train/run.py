@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tutti import units
 from tutti.config.framework import keras_backend
@@ -108,7 +107,7 @@ def open_run(
         if folder is None:
             check_writable(config.out)
 
-    with ExitStack() as after, framework.joined(config, placement, check, preflight or _examine_nothing) as rank:
+    with ExitStack() as after, framework.joined(config, placement, check, preflight or (lambda store: None)) as rank:
         check_same_code(rank.group)
         monitor = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
@@ -178,17 +177,14 @@ def _on_signals(handler: Any) -> Iterator[None]:
             signal.signal(number, handler_before)
 
 
-def _stop_at_start(folder: RunFolder) -> Callable[[int, Any], None]:
+def _stop_at_start(config: RunConfig, folder: RunFolder) -> Callable[[int, Any], None]:
     def stop(number: int, _: Any) -> None:
         raise StoppedAtStart(
             f"stopped on {name_signal(number)} before the first step: there was nothing to save. "
-            f"Resume with: tutti train {folder.path}"
+            f"Resume with: {config.resume_line(folder.path)}"
         )
 
     return stop
-
-
-def _examine_nothing(store: dist.Store | None) -> None: ...
 
 
 def _open_folder(
@@ -216,7 +212,11 @@ def begin_job(framework: Framework, config: RunConfig, opened: OpenRun, resume: 
                 begin_record(record, config, rank.group, rank.machine, resumed_from=str(resume) if resume else None)
             cores = _cores(rank.group, rank.machine)
             try:
-                with monitor.explained(), _memory_named(rank.group, folder), _on_signals(_stop_at_start(folder)):
+                with (
+                    monitor.explained(),
+                    _memory_named(rank.group, folder),
+                    _on_signals(_stop_at_start(config, folder)),
+                ):
                     job = build_job(framework, config, rank.group, monitor, rank.device, folder, resume)
             except BaseException as error:
                 if rank.group.is_first:
