@@ -9,10 +9,9 @@ import torch
 from tutti.config.layout import Layout
 from tutti.config.plan import Plan
 from tutti.data.builtin import digits
-from tutti.data.loader import Loader, evaluation_batches
+from tutti.data.loader import Loader, evaluation_batches, peek
 from tutti.data.order import SampleOrder
 from tutti.frameworks.feed import CPU, Feed, as_arrays, evaluation_feed
-from tutti.train.job import peek
 from tutti.train.timing import Clock
 
 PLAN = Plan(Layout(2), global_batch=64, per_rank_batch=32, micro_batch=32, train_samples=1437, epochs=2)

@@ -124,7 +124,7 @@ def test_steps_are_written_once_and_continued_after_a_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(tmp_path)
-    journal = Journal(folder, Screen(1000, 100, 2), tensorboard=False)
+    journal = Journal(folder, Screen(1000, 100, 2))
     log = NoiseLog(PLAN, folder, journal, ["batch norm"], is_first=True)
     assert log.share({10: [4.0, 2.0], 20: [math.inf, 2.0]}) == [2.0, 1.0, math.inf, 1.0]
     log.write([4.0, 2.0, math.inf, 2.0])

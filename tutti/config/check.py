@@ -1,6 +1,7 @@
 """Checks before anything starts: targets, names of parts, batches; without imports of torch."""
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
 from tutti.config.framework import check_installed
 from tutti.config.plan import make_plan
@@ -34,11 +35,22 @@ def check_parts(config: RunConfig, world_size: int, local_size: int | None = Non
     else:
         check_installed(config)
         config.data.locate()
+    check_loggers(config)
     check_best(config, [name.rpartition(":")[2] for name in config.metrics])
     check_stop(config, config.metrics)
     samples = config.data.train_samples()
     if samples is not None:
         make_schedule(config, make_plan(config, world_size, samples, local_size))
+
+
+def check_loggers(config: RunConfig) -> None:
+    """Refuse a logger whose package is not installed, with the command that installs it."""
+    for name in ("wandb", "mlflow"):
+        if name in config.log.loggers and find_spec(name) is None:
+            raise ConfigError(
+                f"log.to={list(config.log.to)} needs the package {name}, which is not installed. "
+                f"Install it: pip install 'tutti-train[{name}]', or leave {name} out of log.to."
+            )
 
 
 def check_noise_scale(config: RunConfig, world_size: int) -> None:

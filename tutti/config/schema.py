@@ -133,7 +133,8 @@ class LogConfig(Section):
 
     every_steps: Count = 50
     ledger: Switch = False  # sample ids of every step, for debugging
-    tensorboard: Switch = True
+    to: tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...] = ("tensorboard",)
+    tensorboard: Switch = True  # false leaves tensorboard out of `to`
     phases: Switch = True  # the time of each part of a step, and stragglers
     noise_scale: Switch = False  # the gradient noise scale, in every tenth step
     profile: tuple[Count, Count] | None = None  # the first and the last step of a trace by TensorFlow's profiler
@@ -143,6 +144,11 @@ class LogConfig(Section):
         if self.profile is not None and self.profile[0] > self.profile[1]:
             raise ValueError("expected log.profile as [FIRST, LAST] with the first step not after the last.")
         return self
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        """The loggers that copy metrics.jsonl, each once."""
+        return tuple(dict.fromkeys(name for name in self.to if name != "tensorboard" or self.tensorboard))
 
 
 class RuntimeConfig(Section):

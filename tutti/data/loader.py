@@ -270,3 +270,11 @@ def _split(batch: Any, size: int) -> list[Any]:
 def _like(batch: Any, values: Iterable[Any]) -> Any:
     """Returns values in a sequence of the same type as `batch`, including named tuples."""
     return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+
+
+def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankBatch]]:
+    """The first batch, and all batches with that one among them."""
+    first = next(batches, None)
+    return first, batches if first is None else itertools.chain(
+        iter((first,)), batches
+    )  # a bare tuple would stay in memory

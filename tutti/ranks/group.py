@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
@@ -35,6 +35,7 @@ RankCheck = Callable[[], None]  # of one rank, before it meets the others
 PreflightCheck = Callable[[dist.Store | None], None]  # of all ranks; given their store, if they have met
 
 _LAST_TENSORS_SECONDS = 0.02
+_LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
 
 
 class Group:
@@ -321,3 +322,13 @@ def _describe(key: str, value: str) -> str:
     if value == MISSING:
         return f"no {key}"
     return f"tutti's code with digest {value}" if key == _CODE else f"{key} {value}"
+
+
+def leave_last(group: Group) -> None:
+    """Have rank 0, which may hold the store, end when all others have read from it what they wait for."""
+    others = group.world_size - 1
+    with suppress(dist.DistError):  # nobody depends on it: the checkpoint is saved
+        if not group.is_first and group.store.add("left", 1) == others:
+            group.store.set("left/all", "")
+        elif group.is_first and others:
+            group.store.wait(["left/all"], timedelta(seconds=_LEAVE_SECONDS))

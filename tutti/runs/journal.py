@@ -1,8 +1,9 @@
-"""The events of a run while it trains: written to metrics.jsonl and TensorBoard, shown on the screen."""
+"""The events of a run while it trains: written to metrics.jsonl and the loggers, shown on the screen."""
 
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti import units
+from tutti.errors import summarise_error
 from tutti.runs.folder import RunFolder
+from tutti.runs.loggers import Logger, LoggerError, open_logger
 from tutti.runs.metrics import NOISE, LineLog, trim_events
 from tutti.runs.output import Tee
 
@@ -102,32 +105,61 @@ def _is_result(key: str) -> bool:
 
 
 class Journal:
-    """Rank 0's writers; on other ranks there are none, and telling costs nothing."""
+    """Rank 0's writers and the loggers in `log.to`; on other ranks there are none, and telling costs nothing.
 
-    def __init__(self, folder: RunFolder, screen: Screen | None, tensorboard: bool) -> None:
-        self._screen = screen
-        self._writers: list[Any] = []
-        if screen:
-            self._writers = [LineLog(folder.metrics), screen]
-            if tensorboard:
-                from tutti.runs.tensorboard import TensorBoardLog
+    Loggers are opened with the first event. One that fails is left out, which is said once.
+    """
 
-                self._writers.append(TensorBoardLog(folder.tensorboard))
+    def __init__(
+        self, folder: RunFolder, screen: Screen | None, to: Sequence[str] = (), commits_all: bool = False
+    ) -> None:
+        self._folder, self._screen = folder, screen
+        self._writers: list[Any] = [LineLog(folder.metrics), screen] if screen else []
+        self._to = list(to) if screen else []
+        self._loggers: dict[str, Logger] = {}
+        self._commits_all = commits_all  # of a run without checkpoints, which is never resumed
 
     def write(self, event: str, **values: Any) -> None:
         """Tell an event: `start` before the first step, `step` every log window, `epoch` after validation, `noise`."""
         line = {"event": event, **values, "time": time.time()}
+        self._open_loggers()
         for writer in self._writers:
             writer.write(line)
+        for name in list(self._loggers):
+            self._try(name, lambda name: self._loggers[name].write(line))
+        if self._commits_all:
+            self.commit()
+
+    def commit(self) -> None:
+        """Tell loggers that a checkpoint holds all events so far, which a resumed run will not repeat."""
+        for name in list(self._loggers):
+            self._try(name, lambda name: self._loggers[name].commit())
 
     def say(self, text: str) -> None:
         """A line for people."""
         if self._screen:
             self._screen.say(text)
 
-    def close(self) -> None:
+    def close(self, ended: str = "finished") -> None:
+        for name in list(self._loggers):
+            self._try(name, lambda name: self._loggers[name].close(ended))
         for writer in self._writers:
             writer.close()
+
+    def _open_loggers(self) -> None:
+        names, self._to = self._to, []
+        for name in names:
+            self._try(name, lambda name: self._loggers.update({name: open_logger(name, self._folder)}))
+
+    def _try(self, name: str, call: Callable[[str], list[str] | None]) -> None:
+        """Have a logger do something, and say what it has to say; leave it out where it fails."""
+        try:
+            for line in call(name) or ():
+                self.say(line)
+        except Exception as error:
+            self._loggers.pop(name, None)
+            reason = str(error) if isinstance(error, LoggerError) else summarise_error(error)
+            self.say(f"warning: log.to: {name} has failed: {reason.rstrip('.')}. The run goes on without it.")
 
 
 def rewind(folder: RunFolder, step: int, unvalidated: bool = False) -> None:

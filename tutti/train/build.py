@@ -107,7 +107,9 @@ def build_job(
         on_terminal = group.placement.launcher in ("none", "torchrun")  # mpirun and srun pass lines on, no terminal
         first_step = manifest.step if manifest else 0
         screen = Screen(plan.total_steps, config.epochs, group.world_size, first_step, on_terminal)
-    journal = Journal(folder, screen, config.log.tensorboard)
+    wish = config.checkpoint
+    is_saved = wish.every_steps is not None or wish.every_epochs is not None or wish.best is not None
+    journal = Journal(folder, screen, config.log.loggers, commits_all=not is_saved)
     learner = parts.make_learner(config, group, device, monitor.enter)
     loader = Loader(data, plan, order, group.rank, device, config.data.workers, prefetch)
     job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, monitor)

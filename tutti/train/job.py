@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
@@ -16,9 +15,9 @@ from tutti.checkpoint.manifest import Manifest
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
-from tutti.data.loader import Loader, RankBatch
+from tutti.data.loader import Loader, RankBatch, peek
 from tutti.errors import CheckpointError, Interrupted, TrainingError
-from tutti.ranks.group import Group
+from tutti.ranks.group import Group, leave_last
 from tutti.ranks.hang_detection import Monitor
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal
@@ -236,6 +235,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
                     keep=self.config.checkpoint.keep,
                     is_best=self._is_best,
                 )
+                self.journal.commit()
             except CheckpointError as error:
                 self._save_problem = str(error)
                 self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
@@ -286,6 +286,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         try:
             if self.group.is_first:
                 store.complete(self.folder.checkpoints, self._saved, self._is_best)
+                self.journal.commit()
         except CheckpointError as error:  # the checkpoint is good, and its epoch is validated again by who resumes it
             self.journal.say(f"warning: {error}")
         self._is_best = False
@@ -309,9 +310,9 @@ class Job(TrainingProgress, Generic[LearnerType]):
             with suppress(RuntimeError, ValueError):
                 self._source.close()
 
-    def close(self) -> None:
-        """Close the files of this rank."""
-        self.journal.close()
+    def close(self, ended: str = "finished") -> None:
+        """Close the files of this rank, and its loggers with how the run has ended."""
+        self.journal.close(ended)
         if self._ledger:
             self._ledger.close()
 
@@ -382,12 +383,6 @@ class Job(TrainingProgress, Generic[LearnerType]):
         found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
         bad_step, rank = min(found, default=(self.step - 1, self.group.rank))
         raise self._diverged(loss, bad_step + 1, rank, self._order.rank_ids(bad_step, rank).tolist())
-
-
-def peek(batches: Iterator[RankBatch]) -> tuple[RankBatch | None, Iterator[RankBatch]]:
-    """The first batch, and all batches with that one among them."""
-    first = next(batches, None)
-    return first, batches if first is None else chain(iter((first,)), batches)  # a bare tuple would stay in memory
 
 
 def _report_nothing(part: StepPart, step: int) -> None: ...

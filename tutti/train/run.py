@@ -275,7 +275,7 @@ def _recorded(
 
             job.journal.say(describe(read_noise_scale(folder.path)))
     except BaseException as error:
-        job.close()
+        job.close(_state_of(error))
         if is_first:
             record.note_memory(measured_peak_bytes=peak_memory(device))  # of this rank: others may be gone
             record.fail(error, _state_of(error), step=job.step, **_slow_ranks(job))

@@ -14,7 +14,7 @@ from torch import nn
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model, check_optimizer, model_shape
 from tutti.config import parts
-from tutti.config.check import check_best, check_noise_scale, check_parts, check_stop
+from tutti.config.check import check_best, check_loggers, check_noise_scale, check_parts, check_stop
 from tutti.config.load import resolve_values
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
@@ -126,6 +126,7 @@ class TorchFramework:
     def check(self, config: RunConfig, world_size: int) -> None:
         """Refuse what is wrong with a recipe before anything is built."""
         check_noise_scale(config, world_size)
+        check_loggers(config)
         if self._is_recipe:
             check_parts(config, world_size)
 
