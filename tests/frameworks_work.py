@@ -92,6 +92,17 @@ def reached(out: Path, framework: str) -> dict[str, Any]:
     return found | {"step": int(latest.name[5:]), "told": told, "resumed": resumed["weights"]}
 
 
+def impatient(out: Path, framework: str) -> dict[str, Any]:
+    """A run that ends after an epoch without an improvement, and that is resumed in that epoch."""
+    wish = {"metric": "valid_accuracy", "patience": 1, "min_change": 1.0}
+    name, values = f"{framework}_patience", PLAIN | {"epochs": 30, "stop_early": wish}
+    whole = train(name, out, framework=framework, **values)
+    resumed = train(
+        name, out, cut(whole["folder"], out / f"{framework}_patience_cut", 33), framework=framework, **values
+    )
+    return whole | {"resumed": resumed["folder"]}
+
+
 def on_two_ranks(out: Path) -> dict[str, Any]:
     """Runs by `fit` and by the tape: whole, and gone on from the middle."""
     found: dict[str, Any] = {}
@@ -105,6 +116,7 @@ def on_two_ranks(out: Path) -> dict[str, Any]:
         found |= {f"{framework}_lively": lively, f"{framework}_resumed": resumed, f"{framework}_plain": plain}
         found[f"{framework}_stopped"] = stopped(f"{framework}_stopped", out, framework)
         found[f"{framework}_target"] = reached(out, framework)
+        found[f"{framework}_patience"] = impatient(out, framework)
     short = {"epochs": 1, "precision": "fp16", "checkpoint": {"every_epochs": None}} | measured
     return found | {"keras_fp16": train("keras_fp16", out, framework="keras", **PLAIN | short)}
 

@@ -103,6 +103,15 @@ def test_a_run_that_reaches_its_target_stops_there_on_all_ranks(two: Found, fram
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_that_no_longer_improves_ends_at_the_same_epoch_also_when_resumed(two: Found, framework: str) -> None:
+    first, second = (each[f"{framework}_patience"] for each in two)
+    assert first["results"] == second["results"]
+    for folder in (first["folder"], first["resumed"]):
+        record = json.loads((folder / "record.json").read_text())
+        assert (record["state"], record["ended_by"], record["step"]) == ("finished", "stop_early", 44)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_stopped_by_a_signal_saves_at_one_step_and_resumes(two: Found, framework: str) -> None:
     whole, [first, second] = two[0][f"{framework}_plain"], [each[f"{framework}_stopped"] for each in two]
     assert first["text"] == second["text"]

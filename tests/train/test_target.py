@@ -1,6 +1,7 @@
-"""Runs that end with the validation in which a metric comes to `stop_at`."""
+"""Runs that end with the validation in which a metric comes to `stop_at`, or no longer improves (`stop_early`)."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import make_schedule
 from tutti.errors import ConfigError
-from tutti.train.progress import TrainingProgress
+from tutti.train.progress import Patience, TrainingProgress
 
 VALUES: dict[str, Any] = {
     "recipe": "target",
@@ -153,3 +154,77 @@ def test_a_target_that_cannot_be_is_refused(stop_at: Any, message: str) -> None:
 def test_a_run_without_validation_has_no_target() -> None:
     with pytest.raises(ConfigError, match=r"stop_at.valid_accuracy=0.5, but there is no validation data"):
         check_stop(config_of(**TARGET), ["accuracy"], validates=False)
+
+
+IMPATIENT = {"stop_early": {"metric": "valid_accuracy", "patience": 2, "min_change": 1.0}}  # the first epoch is best
+
+
+@pytest.mark.ranks
+def test_a_run_that_no_longer_improves_ends_on_all_ranks_and_at_the_same_epoch_when_resumed(tmp_path: Path) -> None:
+    values = VALUES | IMPATIENT | {"checkpoint": {"every_steps": 11, "keep": 9}, "out": str(tmp_path)}
+    first, second = run_ranks(2, train, values)
+    folder: Path = first["folder"]
+    record, losses = json.loads((folder / "record.json").read_text()), read_losses(folder)
+    assert (record["state"], record["ended_by"], record["step"]) == ("finished", "stop_early", 3 * STEPS)
+    assert first["results"] == second["results"]
+    said = (folder / "logs" / "rank-0.log").read_text()
+    assert "stopped after epoch 3 of 30: valid accuracy " in said
+    assert " is the best since epoch 1 (stop_early.patience)" in said
+    [resumed] = run_ranks(1, train, values, str(folder / "checkpoints" / "step-000055"))  # one epoch of two has passed
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["ended_by"], record["step"]) == ("stop_early", 3 * STEPS)
+    assert resumed["weights"] == pytest.approx(first["weights"], abs=1e-5)
+    assert [loss[:2] for loss in read_losses(folder)] == [loss[:2] for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "min_change", "waited"),
+    [
+        ("valid_loss", [0.5, 0.4, 0.3], 0.0, [0, 0, 0]),
+        ("valid_loss", [0.5, 0.5, 0.6, 0.4, 0.45], 0.0, [0, 1, 2, 0, 1]),
+        ("valid_accuracy", [0.5, 0.6, 0.55, 0.6, 0.61], 0.0, [0, 0, 1, 2, 0]),
+        ("valid_accuracy", [0.5, 0.55, 0.59, 0.61], 0.1, [0, 1, 2, 0]),
+        ("valid_loss", [math.nan, 0.5, math.nan, 0.4], 0.0, [1, 0, 1, 0]),
+    ],
+)
+def test_epochs_without_an_improvement_are_counted(
+    metric: str, values: list[float], min_change: float, waited: list[int]
+) -> None:
+    patience, found = Patience(metric), []
+    for value in values:
+        patience = patience.after(value, min_change)
+        found.append(patience.waited)
+    assert found == waited
+
+
+def test_only_patience_that_is_used_up_ends_a_run() -> None:
+    found = progress(STEPS, 0.4, stop_early={"metric": "valid_accuracy", "patience": 2})
+    for step, is_over in ((1, False), (2, False), (3, True)):
+        found.step = step * STEPS
+        found._note_patience()
+        assert found.is_over is is_over
+    assert found.ended_by == "stop_early"
+    found.step += 1
+    assert not found.is_over
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        (
+            {"metric": "valid_acc", "patience": 2},
+            "stop_early.metric=valid_acc: target measures valid_loss, valid_accuracy",
+        ),
+        ({"metric": "valid_loss"}, "stop_early.patience is missing"),
+        ({"patience": 0}, "stop_early.patience=0"),
+        ({"patience": 2, "min_change": -1.0}, "stop_early.min_change=-1.0"),
+        (
+            {"patience": 2, "patients": 3},
+            "unknown key 'stop_early.patients'.*: expected one of metric, patience, min_ch",
+        ),
+        (5, "stop_early=5 .*: expected a group of keys"),
+    ],
+)
+def test_a_patience_that_cannot_be_is_refused(wish: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_parts(config_of(stop_early=wish), 1)

@@ -84,10 +84,11 @@ def check_best(config: RunConfig, metrics: Iterable[str]) -> None:
 
 def check_stop(config: RunConfig, metrics: Iterable[str], validates: bool = True) -> None:
     """Refuse to stop at a metric that the run does not measure."""
-    for metric, value in (config.stop_at or {}).items():
-        given = f"stop_at.{metric}={value:g}"
+    wanted = {metric: f"stop_at.{metric}={value:g}" for metric, value in (config.stop_at or {}).items()}
+    if config.stop_early is not None:
+        wanted |= {config.stop_early.metric: f"stop_early.metric={config.stop_early.metric}"}
+    for metric, given in wanted.items():
         if not validates:
-            raise ConfigError(
-                f"{given}, but there is no validation data: expected some. Give it, or leave out stop_at."
-            )
+            key = given.partition(".")[0]
+            raise ConfigError(f"{given}, but there is no validation data: expected some. Give it, or leave out {key}.")
         check_measured(given, metric, config.recipe, metrics)

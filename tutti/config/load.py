@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 
@@ -267,5 +267,6 @@ def _known_keys(loc: tuple[Any, ...]) -> list[str]:
         named = parts.parts_of(*_key_of(loc)[:-1])
         model: Any = next(part for part in named if part.model_fields["name"].default == loc[-2])
     else:
-        model = RunConfig.model_fields[loc[0]].annotation
+        given = RunConfig.model_fields[loc[0]].annotation
+        model = next(each for each in (given, *get_args(given)) if hasattr(each, "model_fields"))
     return [field.alias or name for name, field in model.model_fields.items()]

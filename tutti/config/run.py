@@ -22,6 +22,7 @@ from tutti.config.schema import (
     Section,
     Seed,
     SpeedConfig,
+    StopEarlyConfig,
 )
 from tutti.errors import nearest
 
@@ -44,6 +45,7 @@ class RunConfig(Section):
     epochs: Count
     max_steps: Count | None = None  # the run ends after so many if its epochs have more
     stop_at: dict[str, Number] | None = None  # a validation metric and the value at which the run ends
+    stop_early: StopEarlyConfig | None = None
     seed: Seed = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()

@@ -128,6 +128,14 @@ class CheckpointConfig(Section):
     best: str | None = None  # a validation metric whose best checkpoint is kept in addition to the newest
 
 
+class StopEarlyConfig(Section):
+    """When a run ends because a validation metric no longer improves."""
+
+    metric: str = "valid_loss"
+    patience: Count  # epochs without an improvement
+    min_change: NonNegative = 0.0  # by which a value has to be better than the best one
+
+
 class LogConfig(Section):
     """What is written while training."""
 

@@ -50,7 +50,7 @@ def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
     if goal.kind != "steps":
         return
     total = goal.warmup_steps + (goal.steps or 0)
-    yield from (f"max_steps={total}", "stop_at=null")
+    yield from (f"max_steps={total}", "stop_at=null", "stop_early=null")
     samples = config.data.train_samples()
     if samples is None:
         epochs = total  # an epoch has at least one step

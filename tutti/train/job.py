@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn
 
@@ -24,7 +24,7 @@ from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train.metrics import weighted_means
-from tutti.train.progress import LearnerType, SkippedFiles, TrainingProgress, leave_last, make_noise_log
+from tutti.train.progress import LearnerType, Patience, SkippedFiles, TrainingProgress, make_noise_log
 from tutti.train.timing import Clock, Stragglers, combine
 
 
@@ -192,6 +192,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._epoch_loss = [0.0, 0.0]
         self._epoch_seconds, self._epoch_steps = 0.0, 0
         self._note_best()
+        self._note_patience()
         self._is_validated = True
         self._complete_checkpoint()
 
@@ -300,6 +301,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._epoch_loss = list(progress["epoch_loss"])
         self._epoch_seconds, self._epoch_steps = progress.get("epoch_time", (0.0, 0))
         self._best = progress["best"]
+        self._patience = Patience(**progress["patience"]) if "patience" in progress else None
         self.results = progress["results"]
         self._is_validated = not progress.get("unvalidated", False)
         self._skipped.names = list(progress.get("skipped", []))
@@ -336,6 +338,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
             "epoch_loss": self._epoch_loss,
             "epoch_time": [self._epoch_seconds, self._epoch_steps],
             "best": self._best,
+            **({} if self._patience is None else {"patience": asdict(self._patience)}),
             "results": self.results,
             **self.learner.progress(),
             "skipped": self._skipped.names,

@@ -1,13 +1,13 @@
 """What a job drives and where it stands: the protocol of a learner, what is due at a step, and skipped files."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from tutti import units
 from tutti.config.check import is_reached
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tutti.runs.noise_scale import NoiseLog
 
 _NAMES_SHOWN = 3
-_LEAVE_SECONDS = 5.0  # within which all ranks have read that the run ends
 
 
 class Learner(Protocol):
@@ -122,6 +121,22 @@ def make_noise_log(
     return NoiseLog(plan, folder, journal, learner.biases, is_first)
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a validation metric has not improved; the same on all ranks, and saved with the run."""
+
+    metric: str
+    best: float | None = None
+    waited: int = 0  # epochs since the best one
+
+    def after(self, value: float, min_change: float) -> "Patience":
+        """The patience after another epoch; a value that is no number is no improvement."""
+        sign = -1 if is_lower_better(self.metric) else 1
+        if math.isnan(value) or (self.best is not None and not sign * (value - self.best) > min_change):
+            return replace(self, waited=self.waited + 1)
+        return replace(self, best=value, waited=0)
+
+
 class TrainingProgress:
     """Steps counted as epochs, log windows and checkpoints; `step` counts the steps that are done."""
 
@@ -131,6 +146,7 @@ class TrainingProgress:
     results: dict[str, float]  # of the last epoch
     _best: float | None = None
     _is_best: bool = False
+    _patience: Patience | None = None
 
     @property
     def epoch(self) -> int:
@@ -144,9 +160,17 @@ class TrainingProgress:
 
     @property
     def has_reached(self) -> bool:
-        """Whether the validation that ends this epoch has reached `stop_at`; all ranks have the same results."""
-        target = self.config.stop_at
-        return target is not None and self.epoch_ends and is_reached(target, self.results)
+        """Whether the validation that ends this epoch ends the run; all ranks have the same results."""
+        return self.epoch_ends and (self._is_at_target or self._is_impatient)
+
+    @property
+    def _is_at_target(self) -> bool:
+        return self.config.stop_at is not None and is_reached(self.config.stop_at, self.results)
+
+    @property
+    def _is_impatient(self) -> bool:
+        wish, found = self.config.stop_early, self._patience
+        return wish is not None and found is not None and found.waited >= wish.patience
 
     @property
     def is_over(self) -> bool:
@@ -157,16 +181,22 @@ class TrainingProgress:
     def ended_by(self) -> str:
         """The key of the recipe that ends the run."""
         if self.has_reached:
-            return "stop_at"
+            return "stop_at" if self._is_at_target else "stop_early"
         return "epochs" if self.step == self.plan.steps_per_epoch * self.plan.epochs else "max_steps"
 
     def describe_stop(self) -> Iterator[str]:
-        """For people: the value of `stop_at` that the run has reached, where that has ended it."""
-        if self.has_reached:
+        """For people: the value of `stop_at`, or the patience of `stop_early`, where that has ended the run."""
+        where = f"after epoch {self.epoch} of {self.plan.epochs}"
+        if not self.has_reached:
+            return
+        if self._is_at_target:
             for metric, value in (self.config.stop_at or {}).items():
                 found = f"{metric.replace('_', ' ')} {units.metric(metric, self.results[metric])}"
-                where = f"after epoch {self.epoch} of {self.plan.epochs}"
                 yield f"stopped {where}: {found} has reached stop_at.{metric}={value:g}"
+        elif (waited := self._patience) is not None:
+            best = "" if waited.best is None else f" {units.metric(waited.metric, waited.best)}"
+            since = f"is the best since epoch {self.epoch - waited.waited}"
+            yield f"stopped {where}: {waited.metric.replace('_', ' ')}{best} {since} (stop_early.patience)"
 
     def logs_after(self, step: int) -> bool:
         """Whether a log window ends with a step: the first, every Nth, and the last of an epoch and of the run."""
@@ -201,6 +231,15 @@ class TrainingProgress:
         )
         error.agreed, error.rank, error.step = True, rank, step
         return error
+
+    def _note_patience(self) -> None:
+        """Count an epoch without an improvement of the metric in `stop_early`; another metric begins anew."""
+        wish = self.config.stop_early
+        if wish is None:
+            return
+        known = self._patience
+        known = known if known is not None and known.metric == wish.metric else Patience(wish.metric)
+        self._patience = known.after(self.results.get(wish.metric, math.nan), wish.min_change)
 
     def _note_best(self) -> None:
         """Remember whether this epoch has the best value of the metric in `checkpoint.best`."""
@@ -266,13 +305,3 @@ class SkippedFiles:
         )
         error.agreed = True
         raise error
-
-
-def leave_last(group: Group) -> None:
-    """Have rank 0, which may hold the store, end when all others have read from it what they wait for."""
-    others = group.world_size - 1
-    with contextlib.suppress(dist.DistError):  # nobody depends on it: the checkpoint is saved
-        if not group.is_first and group.store.add("left", 1) == others:
-            group.store.set("left/all", "")
-        elif group.is_first and others:
-            group.store.wait(["left/all"], timedelta(seconds=_LEAVE_SECONDS))
