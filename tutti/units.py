@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+EMA = "_ema"  # ends the names of metrics of averaged weights
 _TIMES = ((3600.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZE_UNITS = {"b": 1} | {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
@@ -73,12 +74,12 @@ def interval(show: Callable[[float], str], value: float, low: float, high: float
 
 def is_share(metric_name: str) -> bool:
     """Returns whether a metric is a share of a whole, to be shown in percent."""
-    return metric_name.endswith(("accuracy", "top5"))
+    return metric_name.removesuffix(EMA).endswith(("accuracy", "top5"))
 
 
 def is_lower_better(metric_name: str) -> bool:
     """Returns whether a smaller value of a metric is the better one: a loss or an error."""
-    return metric_name.endswith(("loss", "error"))
+    return metric_name.removesuffix(EMA).endswith(("loss", "error"))
 
 
 def metric(name: str, value: float) -> str:

@@ -5,9 +5,10 @@ import errno
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tutti.ranks.group import Group
 from tutti.runs.files import remove_unfinished, sync_path, write_durably
 
 _ALMOST_NOTHING = 1 << 16  # bytes
+_AVERAGES = "ema"  # the key of averaged weights, by the names of the trained ones
 
 
 def save(
@@ -86,14 +88,19 @@ def resume_from(folder: Path) -> list[int]:
 
 
 def write_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group, in_stages: bool = False
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: Group,
+    in_stages: bool = False,
+    averages: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[Path]:
-    """Write a model of torch and its optimizer from all ranks; every rank is to sum up its share of the files.
+    """Write a model of torch, its averages and its optimizer from all ranks; every rank sums up its share of the files.
 
     With `in_stages` ranks hold different layers, by the names that these have in the whole model.
     """
     with _quiet():
-        state = _state(model, optimizer)
+        state = _state(model, optimizer, averages)
         if in_stages:
             _name_all(state["optimizer"]["param_groups"], group)
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
@@ -101,11 +108,22 @@ def write_state(
     return files[group.rank :: group.world_size]
 
 
-def load_state(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read a verified checkpoint into a model of torch and its optimizer, on any number of ranks."""
-    state = _state(model, optimizer)
+def load_state(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> None:
+    """Read a verified checkpoint into a model of torch, averages and the optimizer, on any number of ranks."""
+    reader = dcp.FileSystemReader(folder)
+    if averages and not any(key.startswith(f"{_AVERAGES}.") for key in reader.read_metadata().state_dict_metadata):
+        raise ConfigError(
+            f"ema with checkpoint {folder}, which holds no averaged weights: expected one of a run with ema. "
+            "Resume without ema, or start a new run."
+        )
+    state = _state(model, optimizer, averages)
     with _quiet():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+        dcp.load(state, storage_reader=reader)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
@@ -152,9 +170,12 @@ def check_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             )
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, averages: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    return state | ({_AVERAGES: dict(averages)} if averages else {})
 
 
 def _name_all(groups: list[dict[str, Any]], group: Group) -> None:

@@ -19,11 +19,12 @@ def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> boo
     )
 
 
-def check_measured(given: str, metric: str, recipe: str, metrics: Iterable[str]) -> None:
+def check_measured(given: str, metric: str, config: RunConfig, metrics: Iterable[str]) -> None:
     """Refuse a target for a metric that a run with these `metrics` does not measure."""
-    known = [f"valid_{name.rpartition(':')[2]}" for name in ("loss", *metrics)]
+    known = [f"valid_{name}" for name in config.measured(metrics)]
     if metric not in known:
-        raise ConfigError(f"{given}: {recipe} measures {', '.join(known)}, and no {metric!r}.{nearest(metric, known)}")
+        hint = nearest(metric, known)
+        raise ConfigError(f"{given}: {config.recipe} measures {', '.join(known)}, and no {metric!r}.{hint}")
 
 
 def check_parts(config: RunConfig, world_size: int, local_size: int | None = None) -> None:
@@ -77,8 +78,9 @@ def check_noise_scale(config: RunConfig, world_size: int) -> None:
 def check_best(config: RunConfig, metrics: Iterable[str]) -> None:
     """Refuse a `checkpoint.best` that the run does not measure."""
     best = config.checkpoint.best
-    if best is not None and best not in ("loss", *metrics):
-        known = ", ".join(("loss", *metrics))
+    known = config.measured(metrics)
+    if best is not None and best not in known:
+        known = ", ".join(known)
         raise ConfigError(f"checkpoint.best={best!r}: expected one of this run's metrics, {known}.")
 
 
@@ -91,4 +93,4 @@ def check_stop(config: RunConfig, metrics: Iterable[str], validates: bool = True
         if not validates:
             key = given.partition(".")[0]
             raise ConfigError(f"{given}, but there is no validation data: expected some. Give it, or leave out {key}.")
-        check_measured(given, metric, config.recipe, metrics)
+        check_measured(given, metric, config, metrics)

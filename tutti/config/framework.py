@@ -94,6 +94,11 @@ def _check_options(config: RunConfig) -> None:
                 raise ConfigError(
                     f"{full}={given!r} with {framework}: a setting of torch. Set {full}={shown}, or framework=torch."
                 )
+    if config.ema is not None:
+        raise ConfigError(
+            f"ema.decay={config.ema.decay:g} with {framework}: averaged weights exist in torch. "
+            "Leave ema out, or set framework=torch."
+        )
     backend = keras_backend(config)
     if config.log.profile is not None and backend != "tensorflow":
         raise ConfigError(

@@ -112,6 +112,12 @@ def check_parallel(config: RunConfig) -> None:
             f"parallel.stages={parallel.stages} with parallel.{other}: expected one of them. A stage holds its layers "
             f"whole. Leave parallel.{other} out, or parallel.stages."
         )
+    for name in ("stages", "tensor"):
+        if config.ema is not None and name in used:
+            raise ConfigError(
+                f"ema.decay={config.ema.decay:g} with parallel.{name}={degrees[name]}: averaged weights exist with "
+                f"data parallelism and parallel.shard. Leave ema out, or parallel.{name}."
+            )
     kinds = used if parallel.shard == "none" else ["shard", *used]
     if not kinds:
         return

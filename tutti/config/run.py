@@ -1,5 +1,6 @@
 """One whole run: every section of a recipe, validated and frozen."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from tutti.config.schema import (
     CheckpointConfig,
     Count,
     DdpConfig,
+    EmaConfig,
     LogConfig,
     Number,
     ParallelConfig,
@@ -25,6 +27,7 @@ from tutti.config.schema import (
     StopEarlyConfig,
 )
 from tutti.errors import nearest
+from tutti.units import EMA
 
 LOOP = ":loop"  # ends the names of model and optimizer where a script trains them in a loop of its own
 
@@ -46,6 +49,7 @@ class RunConfig(Section):
     max_steps: Count | None = None  # the run ends after so many if its epochs have more
     stop_at: dict[str, Number] | None = None  # a validation metric and the value at which the run ends
     stop_early: StopEarlyConfig | None = None
+    ema: EmaConfig | None = None
     seed: Seed = 42
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     speed: SpeedConfig = SpeedConfig()
@@ -71,6 +75,11 @@ class RunConfig(Section):
         if given is not None and not (isinstance(given, dict) and len(given) == 1):
             raise ValueError(f"expected one metric with its value, as in {{valid_accuracy: 0.95}}, not {given!r}.")
         return given
+
+    def measured(self, metrics: Iterable[str]) -> list[str]:
+        """What a run with these metrics measures in validation: `loss`, the metrics, and those of averaged weights."""
+        names = [name.rpartition(":")[2] for name in ("loss", *metrics)]
+        return names + ([f"{name}{EMA}" for name in names] if self.ema else [])
 
     def metric_functions(self) -> dict[str, Any]:
         """The metrics by their short names."""

@@ -128,6 +128,12 @@ class CheckpointConfig(Section):
     best: str | None = None  # a validation metric whose best checkpoint is kept in addition to the newest
 
 
+class EmaConfig(Section):
+    """The exponential moving average of weights, evaluated and saved beside them."""
+
+    decay: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.999  # the share of the average that a step keeps
+
+
 class StopEarlyConfig(Section):
     """When a run ends because a validation metric no longer improves."""
 

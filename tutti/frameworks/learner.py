@@ -2,7 +2,8 @@
 
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,10 @@ class KerasLearner:
         totals = self._measured()
         self._clear_measures()
         return totals
+
+    def evaluated(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+        """The trained weights alone."""
+        yield "", nullcontext()
 
     def _measured(self) -> torch.Tensor:
         """The sums of Keras' own means, then their weights."""

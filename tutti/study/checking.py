@@ -40,7 +40,7 @@ def check_metric(goal: Goal, config: RunConfig) -> None:
     """Raises ConfigError for a target, of the study or the recipe, whose metric the recipe does not measure."""
     check_stop(config, config.metrics)
     if goal.metric is not None:
-        check_measured(f"--target {goal.metric}={goal.target:g}", goal.metric, config.recipe, config.metrics)
+        check_measured(f"--target {goal.metric}={goal.target:g}", goal.metric, config, config.metrics)
 
 
 def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:

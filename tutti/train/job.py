@@ -206,14 +206,18 @@ class Job(TrainingProgress, Generic[LearnerType]):
             return validated
         self._validation_goes_on()
         self.learner.combine_ranks(self.group)
-        own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
-        *totals, cuts = self.group.sum(torch.cat([own, torch.tensor([float(self._is_cut)])])).tolist()
-        if cuts:
-            self._stop(next(reason for reason in self.group.gather(self.monitor.stop_reason) if reason))
-        means = weighted_means(self.learner.names, totals)
-        self._skipped.log()
-        self._skipped.check_some_left(means, len(self.valid_data))
-        return {f"valid_{name}": value for name, value in means.items()}
+        found: dict[str, float] = {}
+        for suffix, weights in self.learner.evaluated():
+            with weights:
+                own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
+            *totals, cuts = self.group.sum(torch.cat([own, torch.tensor([float(self._is_cut)])])).tolist()
+            if cuts:
+                self._stop(next(reason for reason in self.group.gather(self.monitor.stop_reason) if reason))
+            means = weighted_means(self.learner.names, totals)
+            self._skipped.log()
+            self._skipped.check_some_left(means, len(self.valid_data))
+            found |= {f"valid_{name}{suffix}": value for name, value in means.items()}
+        return found
 
     def save(self) -> None:
         """Save a checkpoint; a disk that is full costs this checkpoint, not the run. Every rank enters."""

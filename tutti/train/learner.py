@@ -20,8 +20,10 @@ from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import applies, seed_pass
 from tutti.ranks.group import Group
 from tutti.runs.step_parts import StepPart
+from tutti.train.ema import AveragedWeights
 from tutti.train.metrics import Meter, Metrics, count_samples
 from tutti.train.timing import make_timer
+from tutti.units import EMA
 
 if TYPE_CHECKING:
     from tutti.parallel.gradient_noise import GradientSquares
@@ -113,6 +115,7 @@ class TorchLearner:
         self._meets = False  # whether the pass under way averages gradients over ranks
         self._spread_pass, self._silence = self._spread(config, group, mesh)
         self._channels_last = applies(config.speed.channels_last, device)
+        self._ema = AveragedWeights(model, config.ema.decay, mesh) if config.ema else None
         self._graphs = False
         if applies(config.speed.compile, device):
             self._graphs = applies(config.speed.graphs, device)
@@ -216,6 +219,8 @@ class TorchLearner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+        if self._ema:
+            self._ema.update()
         self.timer.ended(StepPart.OPTIMIZER)
 
     def dry_run(self, batch: RankBatch) -> tuple[float, float]:
@@ -311,6 +316,14 @@ class TorchLearner:
     def combine_ranks(self, group: Group) -> None:
         """Average the statistics of batch norm over ranks; every rank enters."""
         self.statistics.combine_ranks()
+        if self._ema:
+            self._ema.combine_ranks()
+
+    def evaluated(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+        """The weights that are evaluated, by what their metrics end with: the trained ones, then their averages."""
+        yield "", nullcontext()
+        if self._ema:
+            yield EMA, self._ema.in_use()
 
     # What is saved.
 
@@ -320,14 +333,17 @@ class TorchLearner:
 
     def write(self, folder: Path, group: Group) -> list[Path]:
         """Write the model and the optimizer from all ranks."""
-        return store.write_state(folder, self.model, self.optimizer, group)
+        return store.write_state(folder, self.model, self.optimizer, group, averages=self._ema_state())
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a checkpoint into the model, the optimizer and the scaler of gradients."""
         if self._mesh.layout.splits_weights:
             store.check_optimizer(folder, self.model, self.optimizer, self._config.optim.name)
-        store.load_state(folder, self.model, self.optimizer)
+        store.load_state(folder, self.model, self.optimizer, self._ema_state())
         self.scaler.load_state_dict(progress["scaler"])
+
+    def _ema_state(self) -> dict[str, torch.Tensor]:
+        return self._ema.state if self._ema else {}
 
     def progress(self) -> dict[str, Any]:
         """The state of the scaler of gradients."""

@@ -86,6 +86,10 @@ class Learner(Protocol):
         """The totals of this rank's part of a dataset; ends early where `goes_on`, asked after every batch, says no."""
         ...
 
+    def evaluated(self) -> Iterable[tuple[str, contextlib.AbstractContextManager[None]]]:
+        """The weights that are evaluated, in use within a context, by what the names of their metrics end with."""
+        ...
+
     def combine_ranks(self, group: Group) -> None:
         """Average over ranks the running statistics that each has from its own samples; every rank enters."""
         ...
