@@ -97,7 +97,7 @@ def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
         "not_finite": "DivergedError: the loss is nan at step 1 (epoch 1) on rank 0, whose batch holds samples ",
         "sharded": "ConfigError: parallel.shard=all with a loop of your own: expected whole models on every rank",
         "noise": "ConfigError: log.noise_scale=true with a loop of your own: expected whole models",
-        "best": "TrainingError: the epoch of step 1 ended without valid_loss, which checkpoint.best or stop_at names: ",
+        "best": "TrainingError: the epoch of step 1 ended without valid_loss, which checkpoint.best, stop_at or ",
         "batch": "ConfigError: a global batch of 9 is larger than the 8 training samples",
     }
     assert {key: found[key][: len(text)] for key, text in begins.items()} == begins

@@ -210,12 +210,14 @@ class Run:
         self._open.monitor.enter(StepPart.COMPUTE, batch.step + 1)
 
     def _end_step(self, job: Job[OwnLearner]) -> None:
-        asked = (self.config.checkpoint.best and f"valid_{self.config.checkpoint.best}", *(self.config.stop_at or ()))
-        for name in asked:
-            if name and self.ends_epoch and name not in job.validated:
+        best, patient = self.config.checkpoint.best, self.config.stop_early
+        asked = [f"valid_{best}"] if best else []
+        asked += [*(self.config.stop_at or ()), *([patient.metric] if patient else [])]
+        for name in asked if self.ends_epoch else []:
+            if name not in job.validated:
                 raise TrainingError(
-                    f"the epoch of step {job.step + 1} ended without {name}, which checkpoint.best or stop_at names: "
-                    f"expected run.log_epoch({name}=...) where run.ends_epoch is true."
+                    f"the epoch of step {job.step + 1} ended without {name}, which checkpoint.best, stop_at or "
+                    f"stop_early names: expected run.log_epoch({name}=...) where run.ends_epoch is true."
                 )
         if self._logged is None:
             raise TrainingError(f"step {job.step + 1} ended without a loss: expected run.log(loss=...) in every step.")

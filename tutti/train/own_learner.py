@@ -121,6 +121,10 @@ class OwnLearner:
         """Not possible: only the script can evaluate."""
         raise NotImplementedError
 
+    def evaluated(self) -> tuple[()]:
+        """Nothing, for the same reason."""
+        return ()
+
     def combine_ranks(self, group: Group) -> None:
         """Average the statistics of batch norm over ranks; every rank enters."""
         for each in self._statistics:
@@ -201,6 +205,7 @@ class OwnFramework:
         refused = {f"parallel.{name}": value for name, value in config.parallel if value != getattr(usual, name)}
         refused |= {"batch.micro": config.batch.micro} if config.batch.micro is not None else {}
         refused |= {"log.noise_scale": "true"} if config.log.noise_scale else {}
+        refused |= {"ema.decay": config.ema.decay} if config.ema is not None else {}
         for key, value in refused.items():
             raise ConfigError(
                 f"{key}={value} with a loop of your own: expected whole models on every rank, which the script steps. "
