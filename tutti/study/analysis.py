@@ -48,8 +48,11 @@ class Setting:
         """Samples/s over repeats; that of a repeat is the median over its log windows."""
         return summarise([run.speed.median for run in self.finished if run.speed])
 
+    def finals(self, metric: str) -> list[float]:
+        return [run.final[metric] for run in self.finished if metric in run.final]
+
     def final(self, metric: str) -> Summary | None:
-        return summarise([run.final[metric] for run in self.finished if metric in run.final])
+        return summarise(self.finals(metric))
 
     def best(self, metric: str) -> Summary | None:
         return summarise([run.best[metric] for run in self.finished if metric in run.best])
@@ -57,8 +60,11 @@ class Setting:
     def seconds_to_goal(self) -> Summary | None:
         return summarise([run.reached.seconds for run in self.finished if run.reached])
 
+    def goal_steps(self) -> list[int]:
+        return [run.reached.step for run in self.finished if run.reached]
+
     def steps_to_goal(self) -> Summary | None:
-        return summarise([run.reached.step for run in self.finished if run.reached])
+        return summarise(self.goal_steps())
 
 
 @dataclass(frozen=True)

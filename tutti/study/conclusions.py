@@ -3,14 +3,16 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from tutti import units
 from tutti.runs.step_parts import StepPart
 from tutti.study.analysis import Analysis
+from tutti.study.differences import difference
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.links import conclude_links
-from tutti.study.sweep_results import conclude_sweep, describe, is_better
-from tutti.units import count, duration, percent
+from tutti.study.sweep_results import conclude_sweep, describe
+from tutti.units import count, duration, is_lower_better, percent
 
 
 def compare_studies(analysis: Analysis, other: Analysis) -> list[str]:
@@ -55,7 +57,7 @@ def _efficiency_change(first: ScalePoint, second: ScalePoint) -> str:
 
 
 def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
-    """Compares the settings of both studies in which all runs of one end better."""
+    """Compares the settings of both studies that differ beyond the spread of seeds."""
     metric = analysis.metric
     if metric is None:
         return []
@@ -63,16 +65,16 @@ def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
     pairs = [(s, theirs[key]) for s in analysis.settings if (key := (s.ranks, str(dict(s.values)))) in theirs]
     found = []
     for mine, its in pairs:
-        here, there = mine.final(metric), its.final(metric)
-        if here and there and (is_better(metric, here, there) or is_better(metric, there, here)):
-            how = "better" if is_better(metric, here, there) else "worse"
-            numbers = f"{units.metric(metric, here.mean)} against {units.metric(metric, there.mean)}"
+        here, there = mine.finals(metric), its.finals(metric)
+        if way := difference(metric, here, there, len(pairs)):
+            how = "better" if (way < 0) == is_lower_better(metric) else "worse"
+            numbers = f"{units.metric(metric, fmean(here))} against {units.metric(metric, fmean(there))}"
             found.append(
                 f"{units.metric_title(metric).capitalize()} is {how} here with {describe(mine.values)}: {numbers}."
             )
     return found or [
-        f"None of the {len(pairs)} settings in both studies differs in {units.metric_title(metric)} beyond the range "
-        "of its runs."
+        f"None of the {len(pairs)} settings in both studies differs in {units.metric_title(metric)} beyond the spread "
+        "of seeds."
     ]
 
 

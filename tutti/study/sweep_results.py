@@ -1,12 +1,15 @@
 """The results of a sweep: its settings as curves, and its conclusions as sentences."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tutti import units
 from tutti.study.analysis import Analysis, Setting
-from tutti.study.outcome import Summary
+from tutti.study.differences import MOST_SEEDS, difference, seeds_needed, seeds_words
+from tutti.study.outcome import summarise
 from tutti.units import count, is_lower_better
 
 _ALONG = ("batch.global", "batch.per_rank", "ranks")  # preferred keys of the horizontal axis
@@ -126,16 +129,9 @@ def conclude_sweep(analysis: Analysis) -> list[str]:
     found = [*(_collapse(each, axis) for each in series), _stable(series, axis)] if axis else []
     if analysis.metric is not None:
         found.append(_best(analysis, analysis.metric))
-        found += [_changes(series, axis, analysis.metric)] if axis else []
+        found += _changes(series, axis, analysis.metric) if axis else []
         found.append(_soonest(analysis))
     return [sentence for sentence in found if sentence]
-
-
-def is_better(metric: str, one: Summary | None, other: Summary | None) -> bool:
-    """Returns whether every run of `one` is better than every run of `other`, with two or more runs each."""
-    if one is None or other is None or min(one.n, other.n) < 2:
-        return False
-    return one.high < other.low if is_lower_better(metric) else one.low > other.high
 
 
 def _collapse(series: Series, axis: str) -> str | None:
@@ -147,7 +143,8 @@ def _collapse(series: Series, axis: str) -> str | None:
     first = tried.index(some[0])
     if all(len(setting.collapsed) == len(setting.ended) for setting in tried[first:]):
         beyond = " and beyond" if len(tried) > first + 1 else ", the largest tried"
-        return _of(series, f"training collapses at {at_place(some[0], axis)}{beyond}, in every run.")
+        runs = "in every run" if max(len(setting.ended) for setting in tried[first:]) > 1 else "in the one run of each"
+        return _of(series, f"training collapses at {at_place(some[0], axis)}{beyond}, {runs}.")
     parts = ", ".join(f"{len(s.collapsed)} of {len(s.ended)} at {count(place(s, axis))}" for s in some)
     return _of(series, f"some runs collapse, by {the_axis(axis)}: {parts}.")
 
@@ -155,12 +152,17 @@ def _collapse(series: Series, axis: str) -> str | None:
 def _stable(series: Sequence[Series], axis: str) -> str | None:
     """States the curves in which no run collapses, by the largest value tried."""
     names: dict[float, list[str]] = {}
+    fewest = math.inf
     for each in series:
         tried = [setting for setting in each.settings if setting.ended]
         if len(tried) > 1 and not any(setting.collapsed for setting in tried):
             names.setdefault(place(tried[-1], axis), []).append(each.name)
+            fewest = min(fewest, *(len(setting.ended) for setting in tried))
+    if not names:
+        return None
     parts = [f"up to {count(most)}, the largest tried{_named(held, len(series))}" for most, held in names.items()]
-    return f"Training is stable for all values of {the_axis(axis)} {'. Also '.join(parts)}." if parts else None
+    others = ". With one seed each it cannot be told whether other seeds would" if fewest == 1 else ""
+    return f"No run collapses at any value of {the_axis(axis)} {'. Also '.join(parts)}{others}."
 
 
 def _named(held: Sequence[str], of: int) -> str:
@@ -171,49 +173,95 @@ def _named(held: Sequence[str], of: int) -> str:
 
 
 def _best(analysis: Analysis, metric: str) -> str | None:
-    """States the best setting by its mean, and how many are as good within the range of runs."""
-    known = [(s, found) for s in analysis.settings if not s.collapsed and (found := s.final(metric))]
+    """States the best setting by its mean, and how many cannot be distinguished from it."""
+    known = [(s, values) for s in analysis.settings if not s.collapsed and (values := s.finals(metric))]
     if len(known) < 2:
         return None
     sign = -1 if is_lower_better(metric) else 1
-    best, figure = max(known, key=lambda each: sign * each[1].mean)
-    near = sum(not is_better(metric, figure, found) for setting, found in known if setting is not best)
-    rest = f"; {near} other setting{'s are' if near != 1 else ' is'} as good within the range of runs" if near else ""
-    value, name = figure.metric(metric), _full_name(best, analysis)
-    return f"The best final {units.metric_title(metric)} is {value}, {_with(name)}{rest}."
+    best, values = max(known, key=lambda each: sign * statistics.fmean(each[1]))
+    pairs = len(known) - 1
+    open_ = [other for s, other in known if s is not best and not difference(metric, values, other, pairs)]
+    figure = summarise(values)
+    assert figure is not None
+    sentence = f"The best final {units.metric_title(metric)} is {figure.metric(metric)}, "
+    sentence += _with(_full_name(best, analysis))
+    if not open_:
+        return f"{sentence}, beyond the spread of seeds{' that is usual' if figure.n == 1 else ''}."
+    many = f"{len(open_)} other setting{'s' if len(open_) != 1 else ''}"
+    needed = [seeds_needed(metric, values, other, pairs) for other in open_]
+    return f"{sentence}; {many} cannot be told from it with {seeds_words(values, *open_)}. {_what_to_run(needed)}"
 
 
-def _changes(series: Sequence[Series], axis: str, metric: str) -> str | None:
-    """States the change of the metric from the smallest to the largest stable value of each curve."""
-    falls = []
+def _what_to_run(needed: Sequence[int | None]) -> str:
+    """States how many seeds would show the differences that are open, if they stay as they are."""
+    enough = [each for each in needed if each is not None]
+    if not enough:
+        return f"For differences this small {MOST_SEEDS} seeds would not be enough."
+    which = "" if len(needed) == 1 else f" in {len(enough)} of {len(needed)} cases"
+    return f"If the difference stays as it is, --seeds {max(enough)} would show it{which}."
+
+
+def _changes(series: Sequence[Series], axis: str, metric: str) -> list[str]:
+    """States how the metric changes from the smallest to the largest stable value of each curve, or that it is open."""
+    curves = []
     for each in series:
-        known = [(s, found) for s in each.settings if s.ended and not s.collapsed and (found := s.final(metric))]
-        if len(known) > 1 and is_better(metric, known[0][1], known[-1][1]):
-            ends = [f"{units.metric(metric, f.mean)} at {count(place(s, axis))}" for s, f in (known[0], known[-1])]
-            by = abs(known[0][1].mean - known[-1][1].mean)
-            falls.append((by, f"from {ends[0]} to {ends[1]} {_with(each.name)}"))
-    moves = "rises" if is_lower_better(metric) else "falls"
-    words = f"{_capital(units.metric_title(metric))} {moves} as {the_axis(axis)} grows"
-    if len(falls) > _MOST_NAMED:
-        (_, least), *_, (_, most) = sorted(falls)
-        return f"{words} in {len(falls)} of {len(series)} curves: most {most}; least {least}."
-    return f"{words}: {'; '.join(text for _, text in falls)}." if falls else None
+        known = [(s, f) for s in each.settings if s.ended and not s.collapsed and (f := s.finals(metric))]
+        curves += [(each.name, known)] if len(known) > 1 else []
+    moves: dict[int, list[tuple[float, str]]] = {1: [], -1: [], 0: []}
+    needed = []
+    for name, known in curves:
+        (first, before), (last, after) = known[0], known[-1]
+        way = difference(metric, after, before, len(curves))
+        means = [statistics.fmean(values) for values in (before, after)]
+        ends = [
+            f"{units.metric(metric, m)} at {count(place(s, axis))}" for s, m in zip((first, last), means, strict=True)
+        ]
+        if way:
+            moves[way].append((abs(means[1] - means[0]), f"from {ends[0]} to {ends[1]}{_with_curve(name)}"))
+        else:
+            pair = f"{ends[0]}, {ends[1]}{_with_curve(name)} with {seeds_words(before, after)}"
+            moves[0].append((abs(means[1] - means[0]), pair))
+            needed.append(seeds_needed(metric, after, before, len(curves)))
+    title, grows = units.metric_title(metric), f"as {the_axis(axis)} grows"
+    found = [
+        f"{_capital(title)} {verb} {grows}{_listed(moves[way], len(series))}."
+        for way, verb in ((-1, "falls"), (1, "rises"))
+        if moves[way]
+    ]
+    if moves[0]:
+        cases = _listed(moves[0], len(series))
+        found.append(f"Whether {title} changes {grows} cannot be told{cases}. {_what_to_run(needed)}")
+    return found
+
+
+def _listed(cases: Sequence[tuple[float, str]], of: int) -> str:
+    """Curves by the size of their change: all of them, or their number with the largest and the smallest."""
+    if len(cases) <= _MOST_NAMED:
+        return f": {'; '.join(text for _, text in cases)}"
+    (_, least), *_, (_, most) = sorted(cases)
+    return f" in {len(cases)} of {of} curves: most {most}; least {least}"
 
 
 def _soonest(analysis: Analysis) -> str | None:
-    """States the setting that reaches the target in the fewest steps, if it is distinct."""
+    """States the setting that reaches the target in the fewest steps, or that it cannot be told."""
     goal = analysis.definition.goal
     if goal.metric is None or goal.target is None:
         return None
-    known = [(s, found) for s in analysis.settings if (found := s.steps_to_goal()) and found.n == len(s.ended)]
-    known.sort(key=lambda each: each[1].median)
+    known = [(s, found) for s in analysis.settings if (found := s.goal_steps()) and len(found) == len(s.ended)]
+    known.sort(key=lambda each: statistics.median(each[1]))
     target = f"a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     if not known:
         return f"No setting reaches {target} in every run."
     best, steps = known[0]
-    if len(known) > 1 and steps.high >= known[1][1].low:
-        return None
-    return f"{_capital(_full_name(best, analysis))} reaches {target} in the fewest steps: {count(round(steps.median))}."
+    name, fewest = _capital(_full_name(best, analysis)), count(round(statistics.median(steps)))
+    open_ = [other for _, other in known[1:] if not difference("steps", steps, other, len(known) - 1, steps=True)]
+    if not open_:
+        return f"{name} reaches {target} in the fewest steps: {fewest}."
+    many = "1 other setting needs" if len(open_) == 1 else f"{len(open_)} other settings need"
+    return (
+        f"{name} reaches {target} in {fewest} steps; whether {many} more cannot be told with "
+        f"{seeds_words(steps, *open_)}."
+    )
 
 
 def _full_name(setting: Setting, analysis: Analysis) -> str:
@@ -230,6 +278,10 @@ def _of(series: Series, words: str) -> str:
 
 def _with(name: str) -> str:
     return name if name.startswith("with") else f"with {name}"
+
+
+def _with_curve(name: str) -> str:
+    return "" if name == ALL else f" {_with(name)}"
 
 
 def _capital(words: str) -> str:
