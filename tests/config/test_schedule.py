@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tutti.config.load import resolve_values
+from tutti.config.load import load, resolve_values
 from tutti.config.plan import make_plan
 from tutti.config.schedule import Schedule, make_schedule, scale_factor
 from tutti.errors import ConfigError
@@ -156,6 +156,29 @@ def test_a_warm_up_longer_than_the_run_is_refused(keys: dict[str, Any]) -> None:
         "Shorten schedule.warmup_*, or raise epochs."
     )
     assert schedule(epochs=5, **keys).warmup_steps == 41
+
+
+def test_a_held_warm_up_keeps_the_unscaled_rate_and_jumps() -> None:
+    made = schedule(warmup_epochs=2, warmup="hold", batch={"global": 8, "base": 2}, scaling="linear")
+    assert rates(made) == [0.1] * 20 + [pytest.approx(0.4)] * 20
+    with pytest.raises(ConfigError, match=r"warmup_from=unscaled with schedule\.warmup=hold"):
+        schedule(warmup_epochs=2, warmup="hold", warmup_from="zero")
+
+
+@pytest.mark.parametrize("given", ["epochs=1", "max_steps=100"])
+def test_a_warm_up_is_shortened_where_only_the_run_was(given: str) -> None:
+    config = load("cifar10/resnet_small", given)
+    plan = make_plan(config, 1, 50_000)
+    made = make_schedule(config, plan)
+    assert made.warmup_steps == plan.total_steps
+    assert made.notes == (
+        f"warm-up shortened to the {plan.total_steps} steps of this run: the recipe has 3,905, for more epochs",
+    )
+    config = load("cifar10/resnet_small", given, "schedule.warmup_epochs=3")
+    with pytest.raises(ConfigError, match="is longer than the whole run"):
+        make_schedule(config, plan)
+    config = load("cifar10/resnet_small", "epochs=20")
+    assert make_schedule(config, make_plan(config, 1, 50_000)).notes == ()
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])

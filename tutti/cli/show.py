@@ -149,7 +149,8 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
     ranks, layout = units.count(plan.world_size, "rank"), plan.layout
     shares = ranks if layout.sharing == 1 else f"{layout.data_ranks} data"
     of = "at most, of" if plan.max_steps else "="
-    warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up" if schedule.warmup_steps else ""
+    held = " at the first" if schedule.warmup_holds else ""
+    warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up{held}" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
     rows = (
         (
@@ -161,7 +162,7 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
         ("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last"),
     )
     console.print(f"\n[bold]on {ranks}[/]")
-    for line in (*units.table(("", ""), rows, left=("",))[1:], *layout.notes):
+    for line in (*units.table(("", ""), rows, left=("",))[1:], *schedule.notes, *layout.notes):
         console.print(Text(line))
 
 

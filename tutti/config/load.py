@@ -113,10 +113,21 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     for source, values in _chain(path, run):
         layers.add(values, source)
     layers.override(overrides)
+    if _may_shorten_warmup(layers):
+        layers.merge({"schedule": {"shorten_warmup": True}}, "because the run was shortened")
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
         layers.add({"recipe": name}, "name of the recipe")
     return Resolved(validate(layers.values, layers.sources), layers.sources)
+
+
+def _may_shorten_warmup(layers: Layers) -> bool:
+    """Returns whether a command line sets the length of the run, and leaves the warm-up to the recipe."""
+    sources, schedule = layers.sources, layers.values.get("schedule")
+    typed = {key for key, source in sources.items() if source == COMMAND_LINE}
+    asked = {("schedule", key) for key in ("warmup_epochs", "warmup_steps", "shorten_warmup")}
+    has_warmup = isinstance(schedule, dict) and any(schedule.get(key) for key in ("warmup_epochs", "warmup_steps"))
+    return has_warmup and bool(typed & {("epochs",), ("max_steps",)}) and not typed & asked
 
 
 def change(config: RunConfig, overrides: Iterable[str]) -> RunConfig:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
+from tutti.units import count
 
 
 @dataclass(frozen=True)
@@ -16,15 +17,29 @@ class Schedule:
     peak_lr: float
     warmup_steps: int
     warmup_from_zero: bool
+    warmup_holds: bool
     decay: str
     end_lr: float
     total_steps: int
     milestones: tuple[int, ...] = ()  # in steps
     factor: float = 0.1
+    given_warmup_steps: int | None = None  # of a warm-up that was shortened
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the schedule changes of the recipe, in words."""
+        if self.given_warmup_steps is None:
+            return ()
+        return (
+            f"warm-up shortened to the {count(self.total_steps, 'step')} of this run: "
+            f"the recipe has {count(self.given_warmup_steps)}, for more epochs",
+        )
 
     def lr_at(self, step: int) -> float:
         """The rate used for the given step, counted from 0."""
         if step < self.warmup_steps:
+            if self.warmup_holds:
+                return self.unscaled_lr
             if self.warmup_from_zero:
                 return self.peak_lr * (step + 1) / self.warmup_steps
             return self.unscaled_lr + (self.peak_lr - self.unscaled_lr) * step / self.warmup_steps
@@ -59,6 +74,9 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
         warmup = given.warmup_steps
     else:
         warmup = _in_steps(given.warmup_epochs or 0, plan)
+    shortened = None
+    if warmup > plan.total_steps and given.shorten_warmup:
+        shortened, warmup = warmup, plan.total_steps
     if warmup > plan.total_steps:
         raise ConfigError(
             f"a warm-up of {warmup} steps is longer than the whole run of {plan.total_steps} steps "
@@ -81,11 +99,13 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
         peak_lr=peak,
         warmup_steps=warmup,
         warmup_from_zero=given.warmup_from == "zero",
+        warmup_holds=given.warmup == "hold",
         decay=given.decay,
         end_lr=given.end_lr,
         total_steps=plan.total_steps,
         milestones=tuple(_in_steps(epoch, plan) for epoch in given.milestones),
         factor=given.factor,
+        given_warmup_steps=shortened,
     )
 
 

@@ -56,6 +56,8 @@ class ScheduleConfig(Section):
     warmup_steps: Natural | None = None
     warmup_epochs: NonNegative | None = None
     warmup_from: Literal["unscaled", "zero"] = "unscaled"
+    warmup: Literal["ramp", "hold"] = "ramp"  # hold: the unscaled rate during the warm-up, then the scaled one at once
+    shorten_warmup: bool = False  # a warm-up longer than the run is shortened to it instead of refused
     decay: Literal["constant", "cosine", "linear", "step"] = "constant"
     end_lr: NonNegative = 0.0
     milestones: tuple[NonNegative, ...] = ()  # epochs at which `step` decay multiplies the rate
@@ -65,6 +67,10 @@ class ScheduleConfig(Section):
     def _consistent(self) -> Self:
         if self.warmup_steps is not None and self.warmup_epochs is not None:
             raise ValueError("expected at most one of schedule.warmup_steps and schedule.warmup_epochs.")
+        if self.warmup == "hold" and self.warmup_from == "zero":
+            raise ValueError(
+                "expected schedule.warmup_from=unscaled with schedule.warmup=hold, or schedule.warmup=ramp."
+            )
         if (self.decay == "step") != bool(self.milestones):
             raise ValueError("expected schedule.milestones exactly when schedule.decay is 'step'.")
         if list(self.milestones) != sorted(self.milestones):

@@ -108,6 +108,8 @@ def _describe_one(key: str, value: Any, among: Sequence[Any]) -> str:
     if key in ("schedule.warmup_epochs", "schedule.warmup_steps"):
         unit = key.rpartition("_")[2].removesuffix("s")
         return f"with {value:g} {unit}{'' if value == 1 else 's'} of warm-up" if value else "without warm-up"
+    if key == "schedule.warmup":
+        return f"with a {value} as warm-up"
     if key == "optim.name" or isinstance(value, Mapping):
         return value_words(value, among)
     if key == "ranks":

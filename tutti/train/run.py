@@ -354,7 +354,11 @@ def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | Non
         f"global batch {plan.global_batch} = {layout.data_ranks} x {plan.per_rank_batch}{accumulated}; "
         f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
     )
-    for line in (*layout.notes, *(() if layout.is_data_parallel else (f"layout: {layout.line()}",))):
+    for line in (
+        *job.schedule.notes,
+        *layout.notes,
+        *(() if layout.is_data_parallel else (f"layout: {layout.line()}",)),
+    ):
         job.journal.say(line)
     for rank, bound in enumerate((cores or [])[:_MOST_LINES]):
         job.journal.say(f"rank {rank} on host {bound['host']}: {bound['line']}")
