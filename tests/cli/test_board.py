@@ -49,6 +49,16 @@ def test_no_port_is_chosen_before_tensorboard_takes_it(tmp_path: Path, capsys: p
     assert capsys.readouterr().out.splitlines()[1].endswith("/.board --host localhost")
 
 
+def test_another_host_is_passed_on_and_an_unknown_one_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "digits" / "2026-11-15_101500_n2").tensorboard.mkdir()
+    board(tmp_path, None, "0.0.0.0", dry_run=True)
+    assert capsys.readouterr().out.splitlines()[1].endswith("--host 0.0.0.0")
+    with pytest.raises(LaunchError, match=r"--host no\.such\.name\.invalid: .* Expected localhost"):
+        board(tmp_path, None, "no.such.name.invalid", dry_run=True)
+
+
 class FakeProcess:
     """A TensorBoard that has printed something, and runs or has ended."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tutti.errors import LaunchError
+from tutti.cli.studies import Planned, StudyOptions, start_study
+from tutti.errors import ConfigError, LaunchError
 from tutti.launch.cluster.resources import Wishes
 from tutti.launch.cluster.schedulers import JobState, scheduler_of
 from tutti.launch.cluster.status import Status
@@ -47,6 +48,23 @@ def make(tmp_path: Path) -> tuple[StudyFolder, Definition]:
     folder = make_study(str(tmp_path / "runs"), "digits", definition, checked)
     write_jobs(folder, definition, jobs)
     return folder, definition
+
+
+def test_a_dry_run_prints_every_script_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine without a scheduler, as to look at the scripts before an account is there."""
+    monkeypatch.chdir(tmp_path)
+    checked = scale_points("digits", [], [4, 8], "weak", Goal("steps", 10, 1), 1)
+    options = StudyOptions("digits", on="theta", ranks_per_node=4, account="me", dry_run=True)
+    start_study(Planned("scale", "digits", (), Goal("steps", 10, 1), checked, "weak"), options)
+    printed = capsys.readouterr().out
+    assert printed.count("#!/bin/bash") == 2
+    assert "aprun -n 4 -N 4 -d 32 -j 2 -cc depth" in printed
+    assert "aprun -n 8 -N 4 -d 32 -j 2 -cc depth" in printed
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"--dry-run prints the jobs of a new study: expected --on slurm"):
+        StudyOptions("digits", dry_run=True)
 
 
 @pytest.mark.system

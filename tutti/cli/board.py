@@ -34,14 +34,17 @@ def board(
     port: Annotated[
         int | None, typer.Option(help="The port to listen on.", show_default="the first free from 6006")
     ] = None,
+    host: Annotated[
+        str, typer.Option(help="The name or address to listen on; others than localhost can be reached from elsewhere.")
+    ] = "localhost",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the names of the runs and the command.")] = False,
 ) -> None:
     """Open TensorBoard on runs, each under a name made of its recipe, ranks and start; new runs are added."""
     events = _events(folder)
     links = folder / FOLDER
-    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(links), "--host", "localhost"]
+    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(links), "--host", _checked_host(host)]
     # Without a port TensorBoard itself takes a free one: one that was found here could be taken before it starts.
-    words += [] if port is None else ["--port", str(_checked_port(port))]
+    words += [] if port is None else ["--port", str(_checked_port(port, host))]
     if dry_run:
         print("\n".join([*events, shlex.join(words)]))
         return
@@ -52,6 +55,8 @@ def board(
         try:
             address = _wait_for_address(process, log)
             shown = units.count(len(events), "run")
+            if host not in ("localhost", "127.0.0.1", "::1"):
+                print("note: whoever reaches this address can read these runs", flush=True)
             print(f"{shown} of {folder}: {address} (Ctrl-C ends it)", flush=True)
             _follow(process, folder, links, log)
         except Stopped as stopped:
@@ -107,18 +112,29 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it has printed nothing."
 
 
-def _checked_port(port: int) -> int:
+def _checked_host(host: str) -> str:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise LaunchError(
+            f"--host {host}: {error.strerror or error}. Expected localhost, 0.0.0.0 for all addresses, or "
+            "a name of this machine."
+        ) from error
+    return host
+
+
+def _checked_port(port: int, host: str = "localhost") -> int:
     if not 0 < port < 65536:
         raise LaunchError(f"--port {port}: expected a number from 1 to 65535.")
-    if _is_taken(port):
+    if _is_taken(port, host):
         raise LaunchError(f"--port {port} is taken by another program: choose another, or leave --port out.")
     return port
 
 
-def _is_taken(port: int) -> bool:
+def _is_taken(port: int, host: str) -> bool:
     """Returns whether a program accepts connections at this port."""
     try:
-        socket.create_connection(("localhost", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True

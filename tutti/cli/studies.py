@@ -71,12 +71,18 @@ class StudyOptions:
     ] = None
     account: JobAccount = None
     queue: JobQueue = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the job scripts and write nothing.", rich_help_panel=JOBS_PANEL),
+    ] = False
 
     def __post_init__(self) -> None:
         """Refuse options of jobs for points that are not jobs."""
         for option, value in (("--time", self.time), ("--account", self.account), ("--queue", self.queue)):
             if self.on is None and value is not None:
                 raise ConfigError(f"{option} {value} is for points that are jobs: expected --on slurm, for example.")
+        if self.dry_run and (self.on is None or self.resume is not None):
+            raise ConfigError("--dry-run prints the jobs of a new study: expected --on slurm, for example.")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise ConfigError(f"--ranks-per-node {self.ranks_per_node}: expected 1 or more.")
 
@@ -124,7 +130,10 @@ def start_study(planned: Planned, options: StudyOptions, at_once: int | None = N
     jobs, executor = [], None
     if options.on is not None:
         _refuse_at_once(at_once)
-        jobs = prepare_jobs(planned.recipe, planned.checked, options.on, options.wishes)
+        jobs = prepare_jobs(planned.recipe, planned.checked, options.on, options.wishes, options.dry_run)
+        if options.dry_run:
+            print("\n".join(job.script(job.planned_folder()) for job in jobs), end="")
+            return
     else:
         executor = _executor(options.ranks_per_node, [each.point.ranks for each in planned.checked])
         check_at_once(executor, at_once)

@@ -22,10 +22,13 @@ from tutti.study.executors import failure_reason
 _MAX_REQUEUES = 10
 
 
-def prepare_jobs(recipe: str, checked: Sequence[Checked], on: str, requested: Wishes) -> list[Submission]:
-    """Returns a checked job for each point."""
+def prepare_jobs(
+    recipe: str, checked: Sequence[Checked], on: str, requested: Wishes, dry_run: bool = False
+) -> list[Submission]:
+    """Returns a checked job for each point; without a dry run the scheduler must be here."""
     site = load_site(on, Path(recipe).parent if Path(recipe).is_file() else None)
-    require_scheduler(site)
+    if not dry_run:
+        require_scheduler(site)
     jobs = []
     for each in checked:
         ranks = each.point.ranks

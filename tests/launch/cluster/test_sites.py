@@ -20,7 +20,17 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("own")
 def test_the_built_in_sites_say_what_they_are() -> None:
     names = site_names()
-    assert names == ["cobalt", "pbs", "perlmutter", "perlmutter-shifter", "polaris", "slurm"]
+    assert names == [
+        "cobalt",
+        "cori",
+        "pbs",
+        "perlmutter",
+        "perlmutter-shifter",
+        "polaris",
+        "slurm",
+        "theta",
+        "thetagpu",
+    ]
     assert all(load_site(name).about and load_site(name).name == name for name in names)
 
 
@@ -29,6 +39,14 @@ def test_a_users_own_site_extends_another(own: Path) -> None:
     site = load_site("mine")
     assert (site.name, site.account, site.launcher, site.gpus_per_node) == ("mine", "climate", "pals", 4)
     assert site.environment == {"NCCL_DEBUG": "WARN"}
+
+
+def test_numbers_in_the_environment_are_text_and_true_is_refused(own: Path) -> None:
+    (own / "mine.yaml").write_text("extends: slurm\nenvironment: {KMP_BLOCKTIME: 0, SCALE: 1.5, NAME: a b}\n")
+    assert load_site("mine").environment == {"KMP_BLOCKTIME": "0", "SCALE": "1.5", "NAME": "a b"}
+    (own / "mine.yaml").write_text("extends: slurm\nenvironment: {DEBUG: on}\n")
+    with pytest.raises(ConfigError, match=r"environment.DEBUG=True: expected a number or text"):
+        load_site("mine")
 
 
 def test_a_users_own_site_may_have_the_name_of_ours(own: Path) -> None:

@@ -25,6 +25,9 @@ SCRIPTS: dict[str, tuple[str, Wishes, bool]] = {
     "perlmutter": ("perlmutter", Wishes(nodes=4, account="m1234", time="1-12:00:00"), True),
     "perlmutter-shifter": ("perlmutter-shifter", Wishes(nodes=2, account="m1234", queue="debug", time="30"), False),
     "polaris": ("polaris", Wishes(nodes=4, account="datascience", time="2:00:00", directives=("-m n",)), False),
+    "theta": ("theta", Wishes(nodes=4, ranks_per_node=4, account="SDL_Workshop", time="1:00:00"), False),
+    "thetagpu": ("thetagpu", Wishes(nodes=2, account="SDL_Workshop", time="30"), False),
+    "cori": ("cori", Wishes(nodes=8, account="dasrepo", time="30"), False),
     "slurm-staged": ("slurm", Wishes(nodes=4, ranks_per_node=4, cores_per_rank=2, time="2:00:00"), False),
     "polaris-staged": ("polaris", Wishes(nodes=4, account="datascience", time="2:00:00"), False),
 }
@@ -64,6 +67,14 @@ def test_the_script_is_the_golden_one_and_shell(name: str) -> None:
     assert script(name) == path.read_text()
     checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_theta_starts_ranks_as_its_tutorial_does() -> None:
+    """-d counts hardware threads: 16 cores of two each are 32, on which 32 threads compute."""
+    text = script("theta")
+    assert "  aprun -n 16 -N 4 -d 32 -j 2 -cc depth\n" in text
+    assert "export OMP_NUM_THREADS=32\n" in text
+    assert "export KMP_BLOCKTIME=0\n" in text
 
 
 def test_every_site_has_a_golden_script() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -15,6 +15,11 @@ from tutti.config.schema import Count, Section, Switch
 from tutti.errors import ConfigError, LaunchError, nearest
 
 BUILT_IN = Path(__file__).parent / "sites"
+
+
+def _as_text(value: Any) -> Any:
+    """A number of YAML as text; true and false stay what they are, since a shell has no word for them."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class Site(Section):
@@ -45,7 +50,7 @@ class Site(Section):
     stage_environment: Switch = False  # copy the Python environment to the disks of the nodes
     local_disk: str | None = None  # the folder of a node's own disk
     keep_staged: Switch = False  # leave the copies there at the end of a job
-    environment: dict[str, str] = {}
+    environment: dict[str, Annotated[str, pydantic.BeforeValidator(_as_text)]] = {}
     directives: dict[str, str] = {}  # other words for the scheduler than its usual ones
     extra_directives: tuple[str, ...] = ()
 
@@ -145,6 +150,8 @@ def _explain(error: dict[str, Any], path: Path) -> str:
         return f"site {path}: unknown key {key!r}: expected one of {', '.join(known)}.{nearest(key, known)}"
     if error["type"] == "missing":
         return f"site {path}: {key} is missing. Set it, or begin with `extends: slurm` or `extends: pbs`."
+    if key.startswith("environment.") and error["type"] == "string_type":
+        return f"site {path}: {key}={error['input']!r}: expected a number or text. Put it in quotes."
     return f"site {path}: {key}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}."
 
 

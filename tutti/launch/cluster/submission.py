@@ -62,18 +62,26 @@ def _pals(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
 
 
 def _open_mpi(site: Site, resources: Resources, variables: Iterable[str]) -> list[str]:
-    """Open MPI's mpirun, which knows the nodes of the allocation, and passes on only the variables that are named."""
+    """Open MPI's mpirun, which knows the nodes of the allocation except under Cobalt, and passes on named variables."""
     cores = f":pe={resources.cores_per_rank}" if resources.cores_per_rank and site.binding == "cores" else ""
-    words = ["mpirun", "-np", str(resources.ranks), "--map-by", f"ppr:{resources.ranks_per_node}:node{cores}"]
+    words = ["mpirun", *(["--hostfile", '"$COBALT_NODEFILE"'] if site.scheduler == "cobalt" else [])]
+    words += ["-np", str(resources.ranks), "--map-by", f"ppr:{resources.ranks_per_node}:node{cores}"]
     return words + _bound(site, "--bind-to", "core") + [word for name in variables for word in ("-x", name)]
 
 
 def _aprun(site: Site, resources: Resources, _: Iterable[str]) -> list[str]:
-    """ALPS of older Crays."""
+    """ALPS of older Crays: -d counts hardware threads, of which -j says how many a core has."""
     words = ["aprun", "-n", str(resources.ranks), "-N", str(resources.ranks_per_node)]
-    if resources.cores_per_rank:
-        words += ["-d", str(resources.cores_per_rank), "-j", str(site.threads_per_core)]
+    if threads := _threads_per_rank(site, resources):
+        words += ["-d", str(threads), "-j", str(site.threads_per_core)]
     return words + _bound(site, "-cc", "depth")
+
+
+def _threads_per_rank(site: Site, resources: Resources) -> int | None:
+    """The threads that compute on a rank: one for each core, and under aprun one for each hardware thread of -j."""
+    if resources.cores_per_rank is None:
+        return None
+    return resources.cores_per_rank * (site.threads_per_core if site.launcher == "aprun" else 1)
 
 
 def _bound(site: Site, option: str, to_cores: str) -> list[str]:
@@ -206,8 +214,8 @@ def _variables(job: JobScript) -> dict[str, str]:
     variables[FILE_VARIABLE] = f'"$FOLDER/{_SECRET}"'
     if job.python_path:
         variables["PYTHONPATH"] = shlex.quote(job.python_path)
-    if job.resources.cores_per_rank:
-        variables["OMP_NUM_THREADS"] = str(job.resources.cores_per_rank)
+    if threads := _threads_per_rank(site, job.resources):
+        variables["OMP_NUM_THREADS"] = str(threads)
     if site.interface:
         variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
     return variables | {name: shlex.quote(value) for name, value in site.environment.items()}
