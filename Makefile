@@ -29,6 +29,7 @@ help:
 
 quickstart: $(VENV)/installed
 	$(VENV)/bin/tutti train digits -n 2
+	@echo 'To have tutti on the PATH of this shell: source $(VENV)/bin/activate'
 
 test: $(VENV)/installed-dev system
 	$(PYTEST) -m "not slow"

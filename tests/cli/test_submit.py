@@ -146,6 +146,25 @@ def test_wrong_resources_are_refused_before_anything_is_written(
     assert not cluster.asked()
 
 
+def test_data_that_is_not_visible_from_here_is_a_warning(cluster: Cluster) -> None:
+    words = ("submit", "mnist", "--on", "slurm", "--dry-run", f"data.path={cluster.folder}/mnist")
+    done = cluster.tutti(*words)
+    assert done.code == 0
+    assert f"warning: {cluster.folder}/mnist, where the recipe reads its data, is not visible from here." in done.err
+    (cluster.folder / "mnist").mkdir()
+    assert cluster.tutti(*words).err == ""
+
+
+@pytest.mark.system
+def test_a_log_of_a_rank_that_is_not_there_names_those_that_are(cluster: Cluster) -> None:
+    cluster.tutti("submit", "digits", "--on", "slurm", "--nodes", "2", "--ranks-per-node", "2")
+    (folder,) = (cluster.folder / "runs" / "digits").iterdir()
+    for rank in range(4):
+        (folder / "logs" / f"rank-{rank}.log").write_text(f"rank {rank} was here\n")
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77"), f"--rank 77: {folder} has logs of ranks 0-3.")
+    assert cluster.tutti("logs", str(folder), "--rank", "3").out == "rank 3 was here\n"
+
+
 @pytest.mark.system
 def test_a_login_node_needs_no_torch_to_submit(cluster: Cluster) -> None:
     probe = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tutti.config.load import resolve
+from tutti.config.load import load, resolve
 from tutti.config.plan import make_plan
 from tutti.config.recipes import BUILT_IN, built_in, expand, find, parse_yaml
 from tutti.errors import ConfigError
@@ -86,7 +86,7 @@ def test_a_recipe_is_found_by_name_or_by_path(
     assert find(recipe) == (file, run)
 
 
-@pytest.mark.parametrize("recipe", ["", ".", "..", "/", "../recipes/mnist", "mnist keras", "my"])
+@pytest.mark.parametrize("recipe", ["", "../recipes/mnist", "mnist keras", "my"])
 def test_what_is_neither_name_nor_path_is_refused_with_the_names(recipe: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"unknown recipe {recipe!r}: expected one of {', '.join(NAMES)}")):
         find(recipe)
@@ -142,3 +142,20 @@ def test_the_named_runs_of_nbody_have_the_batches_and_epochs_of_the_paper() -> N
         assert (config.optim.lr, config.schedule.decay, config.batch.base) == (2e-4, "cosine", 64)
         warmup = 128 if config.batch.global_batch != 64 else 0
         assert config.schedule.warmup_steps == warmup, name
+
+
+def test_a_folder_that_is_no_run_says_so_and_names_the_newest_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert load("digits").recipe == "digits"  # the recipe of that name
+    (tmp_path / "runs").mkdir()
+    for folder in ("runs", ".", ".."):
+        with pytest.raises(ConfigError, match=r"is a folder without config.yaml, and so no run folder: .*tutti runs"):
+            load(folder)
+    for name in ("2026-11-15_101500_n2", "2026-11-16_101500_n2"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"It holds 2 of them, the newest is runs/2026-11-16_101500_n2\.$"):
+        load("runs")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import tutti
+from tutti.config.check import data_paths
 from tutti.config.load import resolve, resolve_values
-from tutti.doctor.facts import data_paths, digest_of_module, read_limits, state_of, user_code
+from tutti.doctor.facts import digest_of_module, read_limits, state_of, user_code
 from tutti.ranks.cores import read_memory
 from tutti.ranks.group import digest_of_package, fingerprint, own_code
 

@@ -175,6 +175,7 @@ def test_a_signal_to_the_whole_process_group_saves_the_run(launch: Callable[...,
     said = rf"stopped on {name} after step {record['step']:,} of 22,000\. Resume with: tutti train runs/"
     assert re.search(said, run.said()), run.said()
     assert "Traceback" not in run.said()
+    assert "death signal" not in run.said()
 
 
 @pytest.mark.system

@@ -25,6 +25,13 @@ def test_what_costs_the_run_nothing_is_not_worth_a_word() -> None:
     assert watch.compare([0.001, 0.01], steps=10, window_seconds=4.0, step=10) == []
 
 
+def test_on_cpus_milliseconds_are_the_operating_system() -> None:
+    short = Stragglers(["a", "a"], factor=1.5, on_cpus=True)
+    assert short.compare([0.02, 0.06], steps=20, window_seconds=0.08, step=20) == []
+    assert Stragglers(["a", "a"], factor=1.5).compare([0.02, 0.06], steps=20, window_seconds=0.08, step=20)
+    assert short.compare([0.2, 0.6], steps=20, window_seconds=0.8, step=40)
+
+
 def test_a_window_of_few_steps_and_a_run_of_one_rank_say_nothing() -> None:
     assert Stragglers(["a", "b"], factor=1.5).compare([1.0, 9.0], steps=1, window_seconds=9.0, step=1) == []
     assert Stragglers(["a"], factor=1.5).compare([1.0], steps=10, window_seconds=9.0, step=10) == []

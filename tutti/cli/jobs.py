@@ -11,12 +11,13 @@ import typer
 
 from tutti import units
 from tutti.cli.options import Account, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
+from tutti.config.check import data_paths
 from tutti.errors import FolderError
 from tutti.launch.cluster.requeue import CANCELLED, ended_early, finish, requeue_run
 from tutti.launch.cluster.requeue import begin as begin_job
 from tutti.launch.cluster.resources import Wishes, show_time
 from tutti.launch.cluster.staging.script import StagingWishes
-from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, look, output_files
+from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, logged_ranks, look, output_files
 from tutti.launch.cluster.submission import prepare, submit_run
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, describe, find_jobs
@@ -86,6 +87,12 @@ def submit(
     )
     staging = StagingWishes(stage_environment, local_disk, keep_staged)
     submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, staging)
+    if missing := [path for path in data_paths(submission.config) if not Path(path).exists()]:
+        print(
+            f"warning: {', '.join(missing)}, where the recipe reads its data, is not visible from here. If the nodes "
+            "do not see it either, fetch it (tutti data get) or set data.path to a folder of a shared file system.",
+            file=sys.stderr,
+        )
     if dry_run:
         print(submission.script(submission.planned_folder()), end="")
         return
@@ -156,6 +163,8 @@ def logs(
             for text in follow_output(run, rank):
                 print(text, end="", flush=True)
         return
+    if rank is not None and (ranks := logged_ranks(run)) and rank not in ranks:
+        raise FolderError(f"--rank {rank}: {run.path} has logs of {units.ranks(ranks)}. Choose one of them.")
     files = output_files(run, rank)
     found = [path for path in files if path.is_file()]
     if not found:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tutti.checkpoint.manifest import find_checkpoint
-from tutti.cli.options import Overrides, Preflight, Ranks, Recipe, ResumeCommand, examples
+from tutti.cli.options import Overrides, Preflight, Ranks, ResumeCommand, complete_recipe, examples
 from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place, warn_once
 from tutti.config.check import is_reached
 from tutti.config.framework import keras_backend
@@ -38,11 +38,19 @@ app = typer.Typer()
         "tutti train mnist -n 4 optim.lr=0.02 epochs=3",
         "mpirun -np 4 tutti train digits",
         "tutti train digits -n 4 --resume",
+        "tutti train runs/digits/2026-11-15_101500_n4 -n 2",
         "tutti train digits --min-ranks 2 --max-ranks 4",
     ),
 )
 def train(
-    recipe: Recipe,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name (mnist, mnist/large_batch), the path of a YAML file, or the FOLDER of a run.",
+            metavar="RECIPE|FOLDER",
+            autocompletion=complete_recipe,
+        ),
+    ],
     overrides: Overrides = None,
     ranks: Ranks = None,
     resume: Annotated[

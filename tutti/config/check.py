@@ -1,7 +1,9 @@
 """Checks before anything starts: targets, names of parts, batches; without imports of torch."""
 
+import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from tutti.config.framework import check_installed
 from tutti.config.plan import make_plan
@@ -17,6 +19,19 @@ def is_reached(target: Mapping[str, float], results: Mapping[str, float]) -> boo
         metric in results and (results[metric] <= value if is_lower_better(metric) else results[metric] >= value)
         for metric, value in target.items()
     )
+
+
+_OTHERS = ("cache", "stage")  # folders that data is copied to
+_PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "data")
+
+
+def data_paths(config: RunConfig) -> list[str]:
+    """The files and folders that the recipe's data is read from."""
+    options: dict[str, Any] = config.data.options()
+    if config.data.name == "nbody":
+        return [] if options["make"] or options["source"] == "synthetic" else [options["train"], options["valid"]]
+    given = [(key, value) for key, value in options.items() if isinstance(value, str)]
+    return [value for key, value in given if (key in _PATH_OPTIONS or os.sep in value) and key not in _OTHERS]
 
 
 def check_measured(given: str, metric: str, config: RunConfig, metrics: Iterable[str]) -> None:

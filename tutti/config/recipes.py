@@ -123,6 +123,13 @@ def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
     return content
 
 
+def _no_run(folder: Path) -> str:
+    """What to say of a folder that was given for a recipe and is no run folder."""
+    runs = sorted(each.parent for each in folder.glob("*/config.yaml"))
+    hint = f"It holds {len(runs)} of them, the newest is {runs[-1]}" if runs else "tutti runs lists those there are"
+    return f"{folder} is a folder without config.yaml, and so no run folder: expected the folder of one run. {hint}."
+
+
 def find(recipe: str) -> tuple[Path, str]:
     """The file and the run of a recipe's name: `mnist`, `mnist/large_batch`, `my.yaml`, `my.yaml/run`."""
     for path, run in ((recipe, DEFAULT_RUN), recipe.rpartition("/")[::2]):
@@ -132,6 +139,8 @@ def find(recipe: str) -> tuple[Path, str]:
         raise ConfigError(f"recipe {recipe!r}: no such file in {Path.cwd()}. Give the path of a YAML file.")
     name, _, run = recipe.partition("/")
     path = BUILT_IN / f"{name}.yaml"
+    if os.path.isdir(recipe) and not isfile(path):
+        raise ConfigError(_no_run(Path(recipe)))
     if not re.fullmatch(r"[\w.-]+", name) or not isfile(path):
         names = [found for found, _ in built_in()]
         raise ConfigError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tutti.config.check import data_paths
 from tutti.config.run import RunConfig
 from tutti.launch.cluster.staging.arrival import Arrival, find_arrival
 from tutti.ranks.cores import read_memory, threads_per_rank
@@ -19,8 +20,6 @@ from tutti.ranks.group import DIGITS, MISSING, MOST_FILES, OWN_FOLDER, digest_of
 from tutti.ranks.placement import Placement
 
 _SAMPLE_BYTES = 1 << 16
-_OTHERS = ("cache", "stage")  # folders that data is copied to
-_PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "data")
 
 
 def user_code(config: RunConfig) -> dict[str, str]:
@@ -43,15 +42,6 @@ def digest_of_module(name: str) -> str:
     if not spec.has_location or not spec.origin:
         return "built in"
     return digest_of_files([spec.origin], os.path.dirname(spec.origin))
-
-
-def data_paths(config: RunConfig) -> list[str]:
-    """The files and folders that the recipe's data is read from."""
-    options: dict[str, Any] = config.data.options()
-    if config.data.name == "nbody":
-        return [] if options["make"] or options["source"] == "synthetic" else [options["train"], options["valid"]]
-    given = [(key, value) for key, value in options.items() if isinstance(value, str)]
-    return [value for key, value in given if (key in _PATH_OPTIONS or os.sep in value) and key not in _OTHERS]
 
 
 def state_of(path: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Importing torch takes longer than many a short run. The fork server imports it o
 input: that halves the time to the first step of a run of two ranks, and saves far more with eight.
 """
 
-import logging
 import multiprocessing
 import os
 import platform
@@ -135,12 +134,11 @@ def _run_agent(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from tutti.launch.elastic.agent import register_rendezvous
+    from tutti.launch.elastic.agent import register_rendezvous, silence_torch
     from tutti.ranks.secret import make_secret
 
     os.environ |= make_secret().environment()  # of these ranks alone
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report the first cause once
+    silence_torch()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

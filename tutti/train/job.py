@@ -17,6 +17,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
 from tutti.data.loader import Loader, RankBatch, peek
 from tutti.errors import CheckpointError, Interrupted, TrainingError
+from tutti.ranks.device import uses_gpus
 from tutti.ranks.group import Group, leave_last
 from tutti.ranks.hang_detection import Monitor
 from tutti.runs.folder import RunFolder
@@ -53,7 +54,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.validated: dict[str, float] = {}  # at the end of this epoch, by a loop of the user's own
         self.rates: list[float] = []  # samples a second in each log window
         self.clock = Clock()
-        self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor)
+        self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor, not uses_gpus(config.runtime))
         self._source: Any = None  # the loader's generator
         self._batches: Iterator[RankBatch] = iter(())
         self._order = loader.order.copy()  # the loader may be in another epoch already

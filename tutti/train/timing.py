@@ -191,6 +191,7 @@ def combine(rows: Sequence[Mapping[StepPart, float]], seconds: float) -> dict[st
 
 _LEAST_STEPS = 5  # a window of fewer is not compared
 _LEAST_SHARE = 0.1  # of the window: the least cost of a slow rank that is reported
+_LEAST_SECONDS = 5e-3  # of a step on CPUs, where the operating system delays ranks of shared cores by milliseconds
 
 
 @dataclass
@@ -208,9 +209,10 @@ class Straggler:
 class Stragglers:
     """Compares ranks window by window."""
 
-    def __init__(self, hosts: Sequence[str], factor: float) -> None:
+    def __init__(self, hosts: Sequence[str], factor: float, on_cpus: bool = False) -> None:
         self._hosts = hosts
         self._factor = factor
+        self._least_seconds = _LEAST_SECONDS if on_cpus else 0.0
         self.found: dict[int, Straggler] = {}
 
     def compare(self, own_seconds: Sequence[float], steps: int, window_seconds: float, step: int) -> list[str]:
@@ -220,7 +222,8 @@ class Stragglers:
         lines = []
         for rank, seconds in enumerate(own_seconds):
             others = median([*own_seconds[:rank], *own_seconds[rank + 1 :]])
-            if seconds < self._factor * others or seconds - others < _LEAST_SHARE * window_seconds:
+            least = max(_LEAST_SHARE * window_seconds, self._least_seconds * steps)
+            if seconds < self._factor * others or seconds - others < least:
                 continue
             ratio = seconds / max(others, 1e-9)
             slow = self.found.get(rank)

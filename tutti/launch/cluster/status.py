@@ -91,6 +91,12 @@ def output_files(folder: RunFolder, rank: int | None) -> list[Path]:
     return [folder.logs / f"job-{job_id}.out" for job_id in job.ids]
 
 
+def logged_ranks(folder: RunFolder) -> list[int]:
+    """Return the ranks that have a log of their own."""
+    names = (path.stem.removeprefix("rank-") for path in folder.logs.glob("rank-*.log"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def follow_output(folder: RunFolder, rank: int | None) -> Iterator[str]:
     """Yield the output as it is written, until the job has ended."""
     read: dict[Path, int] = {}

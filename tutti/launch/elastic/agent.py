@@ -42,7 +42,16 @@ _SOON_SECONDS = 5  # the agent kills ranks that ignore SIGTERM later than this a
 
 _BACKEND = "tutti"
 
-logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the first launcher reports failures once
+
+def silence_torch() -> None:
+    """Keep the messages of torchrun's agent off the screen, where the first cause is reported once."""
+    parents = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
+    # Some of its modules set a level of their own, which that of their parent does not change.
+    for name in (*parents, *(each for each in logging.root.manager.loggerDict if each.startswith(parents))):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+silence_torch()
 
 
 class Agent:
