@@ -128,19 +128,24 @@ def on_one_rank(out: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for framework in ("keras", "tensorflow"):
         found[f"{framework}_plain"] = train(f"{framework}_plain", out, framework=framework, **PLAIN)
+        own = {"optim": {"name": "keras.optimizers:RMSprop", "lr": 1e-2, "rho": 0.8, "clip_norm": 1.0}}
+        found[f"{framework}_short"] = train(
+            f"{framework}_short", out, framework=framework, **PLAIN | own | {"epochs": 3, "max_steps": 30}
+        )
     copy = out / "fewer_ranks"
     found["fewer_ranks"] = train("keras_plain", out, cut(folder, copy, step=33), framework="keras", **PLAIN)
     logged = {"log": COMMON["log"] | {"profile": [3, 4]}, "epochs": 1, "precision": "bf16"}
     found["profiled"] = train("profiled", out, framework="tensorflow", **PLAIN | logged)
     found["bad_rate"] = _refusal(out)
+    _, found["wrong_optimizer"] = _refusal(out, {"optim": {"name": "collections:OrderedDict", "lr": 1.0}})
     return found | checks()
 
 
-def _refusal(out: Path) -> tuple[str, str]:
-    """How a run ends whose loss is no number."""
-    rate = {"optim": {"name": "sgd", "lr": 1e30}, "schedule": {}}
+def _refusal(out: Path, values: dict[str, Any] | None = None) -> tuple[str, str]:
+    """How a run ends with such values: by default one whose loss is no number."""
+    values = values or {"optim": {"name": "sgd", "lr": 1e30}, "schedule": {}}
     try:
-        train("bad_rate", out, framework="keras", **PLAIN | rate)
+        train("bad_rate", out, framework="keras", **PLAIN | values)
     except Exception as error:
         return type(error).__name__, str(error)
     raise AssertionError("no error")

@@ -37,7 +37,6 @@ from tutti.errors import ConfigError
             ["model.name='own:net' does not exist in framework=keras"],
         ),
         ("mnist", ["framework=keras", "loss.name=mse"], ["loss.name='mse' does not exist", "expected cross_entropy"]),
-        ("mnist", ["framework=keras", "optim={name: 'own:opt', lr: 1}"], ["optim.name='own:opt'", "sgd, adam, adamw"]),
         ("mnist", ["framework=keras", "metrics=['own:f1']"], ["'own:f1' does not exist", "accuracy, top5"]),
         ("digits", ["framework=keras"], ["batch.micro=16 with framework=keras", "Set batch.micro=null"]),
         ("mnist", ["framework=keras", "speed.compile=true"], ["speed.compile=True", "Set speed.compile=false"]),

@@ -249,3 +249,18 @@ def test_an_optimizer_steps_as_torchs_does_while_the_rate_changes(one: dict[str,
 def test_cross_entropy_is_torchs_with_and_without_smoothing(one: dict[str, Any]) -> None:
     for expected, found in one["losses"]:
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_run_with_an_optimizer_of_keras_ends_after_max_steps(one: dict[str, Any], framework: str) -> None:
+    folder = one[f"{framework}_short"]["folder"]
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["step"], record["ended_by"]) == (30, "max_steps")
+    assert (folder / "checkpoints" / "latest").read_text() == "step-000030\n"
+    losses = [event["loss"] for event in events(folder, "step")]
+    assert losses[-1] < 0.8 * losses[0]
+    assert len(events(folder, "epoch")) == 1  # of 22 steps
+
+
+def test_an_optimizer_that_is_none_of_keras_is_refused(one: dict[str, Any]) -> None:
+    assert "expected a class of optimizers of Keras, for example keras.optimizers:RMSprop" in one["wrong_optimizer"]

@@ -81,11 +81,6 @@ def _check_options(config: RunConfig) -> None:
             f"batch.micro={config.batch.micro} with {framework}, which takes a rank's share of a batch in one pass. "
             "Set batch.micro=null, or framework=torch."
         )
-    if config.max_steps is not None:
-        raise ConfigError(
-            f"max_steps={config.max_steps} with {framework}, which ends with an epoch. "
-            "Set max_steps=null, or framework=torch."
-        )
     for name, section in (("speed", config.speed), ("ddp", config.ddp), ("parallel", config.parallel)):
         for key, default in _defaults(section).items():
             given, full = getattr(section, key), f"{name}.{key}"

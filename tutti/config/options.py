@@ -1,5 +1,6 @@
 """The options of datasets, optimizers and losses by name, and where they are implemented; none is imported here."""
 
+import functools
 import importlib
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -313,7 +314,12 @@ class MuonOptions(OptimizerOptions):
 
 
 class UserOptimizerOptions(OptimizerOptions, UserPartOptions):
-    """A user's own optimizer, named `package.module:object`."""
+    """A user's own optimizer, named `package.module:object`: of torch, or of Keras for the frameworks on it."""
+
+    keras_target = "tutti.frameworks.optimizers:named"
+
+    def locate_in_keras(self) -> Any:
+        return functools.partial(super().locate_in_keras(), self.name)
 
 
 class CrossEntropyOptions(PartOptions):

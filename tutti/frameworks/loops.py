@@ -7,11 +7,9 @@ from typing import Any
 
 import keras
 
-from tutti import units
 from tutti.frameworks.feed import Feed
 from tutti.frameworks.learner import KerasLearner
 from tutti.horovod.keras import backends
-from tutti.runs.record import summarise_epochs
 from tutti.train.job import Job
 
 
@@ -98,8 +96,6 @@ class BetweenSteps(keras.callbacks.Callback):
         if speed := images_per_second(job):
             windows = f"over {speed['windows']} log window(s)"
             job.journal.say(f"{speed['mean']:,.0f} images/s, spread {speed['spread']:,.0f}, {windows}")
-        if job.group.is_first:
-            _write_best(job)
 
     def close(self) -> None:
         """Stop the loader and the profiler."""
@@ -131,9 +127,10 @@ def train_by_fit(job: Job[KerasLearner]) -> None:
         per_epoch = job.plan.steps_per_epoch
         batches = between.feed.arrays()
         while job.step < job.plan.total_steps and between.feed.error is None and job.goes_on():
-            done, whole_epochs = job.step % per_epoch, job.plan.epochs - job.step // per_epoch
-            # A run that is resumed inside an epoch ends that one first.
-            steps, epochs = (per_epoch - done, 1) if done else (per_epoch, whole_epochs)
+            done, left = job.step % per_epoch, job.plan.total_steps - job.step
+            # A run that is resumed inside an epoch ends that one first; max_steps may end inside another.
+            is_part = done or left < per_epoch
+            steps, epochs = (min(per_epoch - done, left), 1) if is_part else (per_epoch, left // per_epoch)
             own = (batch for batch in islice(batches, steps * epochs))  # fit may take one batch more than it uses
             job.learner.compiled.fit(
                 own, steps_per_epoch=steps, epochs=epochs, shuffle=False, verbose=0, callbacks=[between]
@@ -196,14 +193,3 @@ def images_per_second(job: Job[Any]) -> dict[str, float]:
     if not rates:
         return {}
     return {"mean": mean(rates), "spread": stdev(rates) if len(rates) > 1 else 0.0, "windows": len(rates)}
-
-
-def _write_best(job: Job[Any]) -> None:
-    """Print the best value of each metric, and the mean time of an epoch."""
-    summary = summarise_epochs(job.folder.metrics, job.group.world_size)
-    best = ", ".join(
-        f"best {name.replace('_', ' ')} {units.metric(name, found['value'])} (epoch {found['epoch']})"
-        for name, found in summary.get("best", {}).items()
-    )
-    if best and summary["seconds_per_epoch"]:
-        job.journal.say(f"{best}; {summary['seconds_per_epoch']:.1f} s an epoch on {job.group.world_size} rank(s)")

@@ -4,6 +4,9 @@ from typing import Any
 
 import keras
 
+from tutti.config.options import locate
+from tutti.errors import ConfigError
+
 
 def sgd(
     lr: float, momentum: float, weight_decay: float, nesterov: bool, clip_norm: float | None
@@ -26,6 +29,16 @@ def adamw(
 ) -> keras.optimizers.Optimizer:
     """Adam with decoupled weight decay."""
     return keras.optimizers.AdamW(lr, weight_decay, *betas, eps, global_clipnorm=clip_norm)
+
+
+def named(target: str, lr: float, clip_norm: float | None, **options: Any) -> keras.optimizers.Optimizer:
+    """An optimizer by its `package.module:object`, for example `keras.optimizers:RMSprop`."""
+    make = locate(target)
+    if not (isinstance(make, type) and issubclass(make, keras.optimizers.Optimizer)):
+        raise ConfigError(
+            f"optim.name={target!r}: expected a class of optimizers of Keras, for example keras.optimizers:RMSprop."
+        )
+    return make(learning_rate=lr, global_clipnorm=clip_norm, **options)
 
 
 class TorchLikeSgd(keras.optimizers.SGD):

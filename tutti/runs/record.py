@@ -9,11 +9,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tutti import units
 from tutti.errors import Cause, FolderError, TuttiError, cause_of, summarise_error
 from tutti.runs.files import read_json, write_durably
 from tutti.runs.metrics import is_number, read_events
@@ -281,6 +283,16 @@ def summarise_epochs(metrics: Path, ranks: int) -> dict[str, Any]:
     seconds = [entry["seconds"] for entry in history if entry.get("seconds")]
     mean = round(sum(seconds) / len(seconds), 3) if seconds else None
     return {"history": history, "best": _best(history), "seconds_per_epoch": mean}
+
+
+def describe_best(summary: Mapping[str, Any]) -> str:
+    """The best value of each validation metric and the mean time of an epoch, for people; empty without an epoch."""
+    best = ", ".join(
+        f"{name.replace('_', ' ')} {units.metric(name, found['value'])} (epoch {found['epoch']})"
+        for name, found in summary.get("best", {}).items()
+    )
+    seconds = summary.get("seconds_per_epoch")
+    return f"best {best}" + (f"; {seconds:.1f} s an epoch" if seconds else "") if best else ""
 
 
 def _entry(event: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from tutti.runs.record import (
     Record,
     check_segments,
     count_segments,
+    describe_best,
     summarise_epochs,
 )
 from tutti.train.build import Framework, agreed, build_job
@@ -280,9 +281,11 @@ def _recorded(
             record.note_memory(measured_peak_bytes=peak_memory(device))  # of this rank: others may be gone
             record.fail(error, _state_of(error), step=job.step, **_slow_ranks(job))
         raise
+    epochs = summarise_epochs(folder.metrics, job.group.world_size) if is_first else {}
+    if best := describe_best(epochs):
+        job.journal.say(best)
     job.close()
     if is_first:
-        epochs = summarise_epochs(folder.metrics, job.group.world_size)
         more = _slow_ranks(job) | framework.results(job)
         record.end("finished", step=job.step, **_results(job), **epochs, **more)
 
