@@ -92,6 +92,18 @@ def test_what_is_left_to_the_slow_tests_is_on_a_page() -> None:
         assert any(line.startswith(start) for line in lines), start
 
 
+def test_each_command_in_the_tables_of_the_tutorials_runs_or_says_why_not() -> None:
+    executed = {line for page in PAGES for line in commands(page)}
+    rows = re.findall(r"^\|.*\|$", (REPOSITORY / "docs" / "from-the-tutorials.md").read_text(), re.MULTILINE)
+    checked = 0
+    for row in rows:
+        ours, expected = (cell.strip() for cell in row.split("|")[2:4])
+        for line in re.findall(r"`((?:tutti|horovodrun|python) [^`]+)`", ours):
+            assert line in executed or expected.startswith("not run: "), row
+            checked += 1
+    assert checked > 15
+
+
 def anchors(page: Path) -> list[str]:
     """The anchors that Markdown viewers give the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)

@@ -4,7 +4,8 @@
     mpirun -np 2 python examples/horovod/pytorch_mnist.py
     tutti run -n 2 examples/horovod/pytorch_mnist.py
 
-Without --data it trains on the small digits that come with scikit-learn, enlarged to 28 x 28 pixels.
+Without --data it trains on the small digits that come with scikit-learn, enlarged to 28 x 28 pixels. The comments
+count the eight steps from pytorch_mnist_serial.py, the same program for one process, to this one.
 """
 
 import argparse
@@ -52,26 +53,38 @@ def load(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images[:1440], labels[:1440]), TensorDataset(images[1440:], labels[1440:])
 
 
-def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int) -> float:
+def choose_device(wanted: str | None) -> torch.device:
+    """2. pin each process to a GPU of its own: the one of its local rank."""
+    if wanted == "cpu" or (wanted is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    torch.cuda.set_device(hvd.local_rank())
+    return torch.device("cuda", hvd.local_rank())
+
+
+def train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int, device: torch.device
+) -> float:
     model.train()
-    total = torch.zeros(())
+    total = torch.zeros((), device=device)
     for step, (images, labels) in enumerate(loader, start=1):
         optimizer.zero_grad()
-        loss = F.nll_loss(model(images), labels)
+        loss = F.nll_loss(model(images.to(device)), labels.to(device))
         loss.backward()
         optimizer.step()
         total += loss.detach()
         if step % 100 == 0 and hvd.rank() == 0:
             print(f"epoch {epoch}  step {step}/{len(loader)}  loss {loss.item():.4f}", flush=True)
+    # 8. average metrics over ranks before they are printed
     return hvd.allreduce(total / len(loader), name="train_loss").item()
 
 
-def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
+def test(model: nn.Module, loader: DataLoader, device: torch.device) -> tuple[float, float]:
     """Return the loss and the accuracy, averaged over ranks."""
     model.eval()
     loss, right, count = 0.0, 0, 0
     with torch.no_grad():
         for images, labels in loader:
+            images, labels = images.to(device), labels.to(device)
             outputs = model(images)
             loss += F.nll_loss(outputs, labels, reduction="sum").item()
             right += int((outputs.argmax(1) == labels).sum())
@@ -88,22 +101,29 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in half precision")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: a GPU for each rank where there are any")
+    parser.add_argument("--checkpoint", type=Path, help="file into which rank 0 saves model and optimizer")
     args = parser.parse_args()
 
-    hvd.init()
+    hvd.init()  # 1. start: rank, size and local rank are known from here on
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
+    device = choose_device(args.device)
 
+    # 3. shard the data: each rank gets other samples, all of them together an epoch
     train_data, test_data = load(args.data)
     sampler = DistributedSampler(train_data, num_replicas=hvd.size(), rank=hvd.rank())
     train_loader = DataLoader(train_data, batch_size=args.batch_size, sampler=sampler)
     test_sampler = DistributedSampler(test_data, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False)
     test_loader = DataLoader(test_data, batch_size=1000, sampler=test_sampler)
 
-    model = Net()
+    model = Net().to(device)
+    # 4. scale the learning rate with the global batch
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
+    # 6. broadcast the first weights and the state of the optimizer from rank 0
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    # 5. average the gradients of all ranks in each step
     optimizer = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
@@ -112,9 +132,12 @@ def main() -> None:
 
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
-        train_loss = train_epoch(model, optimizer, train_loader, epoch)
-        loss, accuracy = test(model, test_loader)
+        train_loss = train_epoch(model, optimizer, train_loader, epoch, device)
+        loss, accuracy = test(model, test_loader, device)
         if hvd.rank() == 0:
+            if args.checkpoint is not None:  # 7. save on rank 0 alone
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+                torch.save(state, args.checkpoint)
             print(
                 f"epoch {epoch}: train loss {train_loss:.4f}, test loss {loss:.4f}, accuracy {accuracy:.2%}", flush=True
             )

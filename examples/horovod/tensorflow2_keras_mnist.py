@@ -61,10 +61,13 @@ def main() -> None:
     parser.add_argument("--warmup-epochs", type=int, default=1, help="epochs of learning-rate warm-up")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one rank")
     parser.add_argument("--checkpoints", type=Path, help="folder in which rank 0 saves the model after each epoch")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: a GPU for each rank where there are any")
     args = parser.parse_args()
 
     hvd.init()
-    if gpus := tf.config.list_physical_devices("GPU"):
+    if args.device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    if gpus := tf.config.get_visible_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], True)
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
     tf.keras.utils.set_random_seed(42 + hvd.rank())  # different initial weights and dropout masks on each rank

@@ -54,12 +54,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="total number of steps, divided among the ranks")
     parser.add_argument("--lr", type=float, default=0.001, help="learning rate of one rank")
     parser.add_argument("--checkpoints", type=Path, help="folder in which rank 0 saves the weights at the end")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: a GPU for each rank where there are any")
     args = parser.parse_args()
 
     hvd.init()
-    for gpu in tf.config.list_physical_devices("GPU"):
+    if args.device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    for gpu in tf.config.get_visible_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    if gpus := tf.config.list_physical_devices("GPU"):
+    if gpus := tf.config.get_visible_devices("GPU"):
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
     images, labels = load(args.data)
