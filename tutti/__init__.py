@@ -4,15 +4,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "fit", "launch", "load", "start"]
+__all__ = ["__version__", "fit", "launch", "load", "open_run", "start"]
 
 if TYPE_CHECKING:
+    from tutti.after.run import open_run
     from tutti.config.load import load
     from tutti.launch.function import launch
     from tutti.train.own import start
     from tutti.train.torch import fit
 
-_MODULES = {"fit": "tutti.train.torch", "load": "tutti.config.load", "start": "tutti.train.own"}
+_MODULES = {
+    "fit": "tutti.train.torch",
+    "load": "tutti.config.load",
+    "open_run": "tutti.after.run",
+    "start": "tutti.train.own",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ from torch.autograd.profiler_util import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-import tutti
 from tutti.bench.results import Work
 from tutti.data.dataset import tensors_in
 
@@ -185,7 +184,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-_INSIDE = tuple(f"{Path(each.__file__ or '').parent}/" for each in (torch, tutti))
+_INSIDE = (f"{Path(torch.__file__ or '').parent}/", f"{Path(__file__).parent.parent}/")
 _OPTIMIZERS = f"{_INSIDE[0]}optim/"
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}  # do not read what they write to

@@ -129,6 +129,34 @@ def find_checkpoint(resume: str, out: str, recipe: str, warn: Callable[[str], No
     return path
 
 
+def choose(checkpoints: Path, which: str | int = "best") -> tuple[Path, str]:
+    """The checkpoint that is meant by best, last or a step, and a note where the last one stands for the best."""
+    if which == "last":
+        return find_latest(checkpoints), ""
+    if which == "best":
+        best = read_pointer(checkpoints / "best")
+        if _STEP.fullmatch(best) and (checkpoints / best).is_dir():
+            return checkpoints / best, ""
+        last = find_latest(checkpoints)
+        return last, f"no checkpoint was saved as the best (checkpoint.best): the last one is used, {last.name}"
+    steps = {step_of(folder): folder for folder in saved(checkpoints)}
+    try:
+        return steps[int(which)], ""
+    except (KeyError, ValueError):
+        known = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(
+            f"checkpoint {which!r} of {checkpoints.parent}: expected best, last or the step of a saved one ({known})."
+        ) from None
+
+
+def read_pointer(pointer: Path) -> str:
+    """The name in `latest` or `best`; empty where there is none."""
+    try:
+        return pointer.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def saved(checkpoints: Path) -> list[Path]:
     """The finished checkpoints of a run, oldest first."""
     return sorted((path for path in checkpoints.glob("step-*") if path.is_dir()), key=step_of)

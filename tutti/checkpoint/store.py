@@ -17,7 +17,16 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from tutti.checkpoint.manifest import NAME, Manifest, file_sum, folder_name, replaced_name, saved, step_of
+from tutti.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    file_sum,
+    folder_name,
+    read_pointer,
+    replaced_name,
+    saved,
+    step_of,
+)
 from tutti.errors import CheckpointError, ConfigError, FolderError
 from tutti.ranks.group import Group
 from tutti.runs.files import remove_unfinished, sync_path, write_durably
@@ -78,7 +87,7 @@ def resume_from(folder: Path) -> list[int]:
     for written_to in (checkpoints, checkpoints.parent, *saved(checkpoints)):
         remove_unfinished(written_to)
     try:
-        if _pointed_to(checkpoints / "latest") != folder.name:
+        if read_pointer(checkpoints / "latest") != folder.name:
             write_durably(checkpoints / "latest", folder.name + "\n")
     except OSError as error:
         raise CheckpointError(
@@ -227,7 +236,7 @@ def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | 
             write_durably(checkpoints / "best", final.name + "\n")
     except OSError as error:
         return _reason(error)
-    pointed = {final.name, _pointed_to(checkpoints / "best")}
+    pointed = {final.name, read_pointer(checkpoints / "best")}
     for folder in saved(checkpoints)[:-keep]:
         if folder.name not in pointed:
             shutil.rmtree(folder, ignore_errors=True)
@@ -236,19 +245,12 @@ def _publish(checkpoints: Path, final: Path, keep: int, is_best: bool) -> str | 
 
 def _remove_later(checkpoints: Path, final: Path) -> None:
     """Remove the checkpoints of a part of the run that was given up: those after the one that `latest` names."""
-    last = step_of(Path(_pointed_to(checkpoints / "latest")))
+    last = step_of(Path(read_pointer(checkpoints / "latest")))
     for folder in saved(checkpoints):
         if folder != final and step_of(folder) > last >= 0:
-            if _pointed_to(checkpoints / "best") == folder.name:
+            if read_pointer(checkpoints / "best") == folder.name:
                 (checkpoints / "best").unlink()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _pointed_to(pointer: Path) -> str:
-    try:
-        return pointer.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _full_disk(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -107,6 +108,33 @@ def on_ranks(
     folder = create_folder(config.out, f"{kind}/{config.recipe}", ranks)
     arguments = ["-m", "tutti", *sys.argv[1:]]
     finish(folder, start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True))
+
+
+def without_folder(
+    config: RunConfig,
+    ranks: int | None,
+    placement: Placement,
+    needs: Sequence[str],
+    work: Callable[[Placement], Any],
+) -> None:
+    """Do a command's work as one rank, or start ranks with the same command line; no folder of results is left."""
+    if ranks in (None, 1) or is_rank(placement):
+        if given_folder():
+            end_with_parent()
+        as_rank(placement, lambda: work(placement))
+        return
+    assert ranks is not None
+    start_fork_server(needs, threads_per_rank(ranks, os.environ, config.runtime.threads))
+    check(config, ranks)
+    from tutti.launch.local import start_ranks
+
+    with tempfile.TemporaryDirectory(prefix="tutti-ranks-") as path:
+        folder = RunFolder(Path(path))
+        folder.logs.mkdir()
+        failure = start_ranks(ranks, ["-m", "tutti", *sys.argv[1:]], folder, config.runtime.threads, forked=True)
+        if failure is not None:
+            print(failure.message(folder), file=sys.stderr)
+            sys.exit(failure.exit_code)
 
 
 def as_rank(placement: Placement, work: Callable[[], Any], stopped: Callable[[str], TuttiError] | None = None) -> None:

@@ -1,18 +1,31 @@
-"""`tutti runs`, `tutti compare` and `tutti report`: runs as a table and side by side, a study as one page."""
+"""Commands on what was trained: runs as a table and side by side, a study as one page; evaluate, export and apply."""
 
+import json
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tutti import units
-from tutti.cli.options import RunsFolder, examples
+from tutti.cli.options import Overrides, Ranks, RunsFolder, examples
+from tutti.config.load import resolve
+from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, FolderError, nearest
+from tutti.ranks.placement import Placement
 from tutti.report.runs import RunOutcome, difference_rows, read_run, result_rows
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import RunSummary, find_run, find_runs, name_runs
+
+if TYPE_CHECKING:
+    from tutti.after.evaluate import Evaluation
+    from tutti.after.run import ChosenCheckpoint, OpenedRun
+
+Run = Annotated[str, typer.Argument(help="A run folder, its name as tutti runs prints it, or latest.")]
+Checkpoint = Annotated[str, typer.Option(help="best, last or the step of a checkpoint.", metavar="best|last|STEP")]
 
 _TITLES = (
     "recipe",
@@ -186,3 +199,112 @@ def report(
     print(f"figures:    {written.pictures}")
     print(f"points:     {written.points}")
     print(f"report:     {written.page}")
+
+
+@app.command(
+    epilog=examples(
+        "tutti evaluate latest -n 2",
+        "tutti evaluate 2026-11-15_101500_n2 --checkpoint last -n 4 --json",
+        "tutti evaluate runs/imagenet/2026-11-15_101500_n8 --data /data/other_images",
+    )
+)
+def evaluate(
+    run: Run,
+    overrides: Overrides = None,
+    split: Annotated[str, typer.Option(help="valid, test or train.")] = "valid",
+    checkpoint: Checkpoint = "best",
+    data: Annotated[str | None, typer.Option(help="Other data: the value of data.path of the recipe.")] = None,
+    ranks: Ranks = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    out: RunsFolder = Path("runs"),
+) -> None:
+    """Compute the loss and metrics of a trained model on the validation data of its run, or on other data."""
+    from tutti.after.evaluate import check_split, for_ranks
+    from tutti.cli.ranks import place, without_folder
+
+    opened, placement = _open(run, out), place(ranks)
+    config = _with_data(opened, overrides or [], data, split)
+    check_split(config, split)
+    config = for_ranks(config, opened.record, ranks or placement.world_size, overrides or [])
+    chosen = opened.checkpoint(checkpoint)
+
+    def work(placement: Placement) -> Any:
+        from tutti.after import evaluate as after
+        from tutti.cli.train import find_framework
+
+        found = after.evaluate(find_framework(config), config, placement, split, chosen.path, chosen.manifest)
+        if placement.rank == 0:
+            _show_evaluation(opened, chosen, found, as_json)
+        return found
+
+    from tutti.cli.train import find_needs
+
+    without_folder(config, ranks, placement, find_needs(config), work)
+
+
+def _with_data(run: "OpenedRun", overrides: list[str], data: str | None, split: str) -> RunConfig:
+    """The configuration of a run with overrides and other data."""
+    if data is None:
+        return resolve(str(run.folder.config), overrides).config
+    known = type(run.config.data).model_fields
+    key = "path" if "path" in known or ":" in run.config.data.name else split
+    if key not in known and ":" not in run.config.data.name:
+        raise ConfigError(
+            f"--data {data}: data.name={run.config.data.name} reads no files of this split. Leave it out, or set its "
+            "options, as in data.seed=2."
+        )
+    return resolve(str(run.folder.config), [*overrides, f"data.{key}={data}"]).config
+
+
+def _show_evaluation(run: "OpenedRun", chosen: "ChosenCheckpoint", found: "Evaluation", as_json: bool) -> None:
+    step = chosen.manifest.step
+    if chosen.note:
+        print(f"note: {chosen.note}", file=sys.stderr)
+    if as_json:
+        where = {"run": str(run.folder.path), "recipe": run.config.recipe, "checkpoint": chosen.path.name, "step": step}
+        print(json.dumps(where | asdict(found)), flush=True)
+        return
+    values = "  ".join(f"{name.replace('_', ' ')} {units.metric(name, v)}" for name, v in found.metrics.items())
+    counts = f"{units.count(found.samples, 'sample')}, {units.count(found.ranks, 'rank')}"
+    print(f"{run.config.recipe}, step {step:,}: {values}  ({counts})", flush=True)
+
+
+@app.command(
+    epilog=examples(
+        "tutti export runs/digits/2026-11-15_101500_n2 --to torch",
+        "tutti export 2026-11-15_101500_n2 --to safetensors --out model.safetensors --checkpoint last",
+        "tutti export 2026-11-15_101500_n2 --to onnx",
+    )
+)
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option(help="safetensors, torch or onnx; of runs in Keras and TensorFlow: keras or weights.h5.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="The file.", show_default="RUN/model.SUFFIX")] = None,
+    checkpoint: Checkpoint = "best",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
+) -> None:
+    """Write a trained model as a file that PyTorch, ONNX Runtime or Keras open without tutti."""
+    from tutti.after.export import export as write
+
+    opened = _open(run, runs)
+    path, chosen = write(opened, to, out, checkpoint, force)
+    if chosen.note:
+        print(f"note: {chosen.note}", file=sys.stderr)
+    print(f"{opened.config.recipe}, {chosen.path.name}: {path} ({units.size(path.stat().st_size)})")
+
+
+def _open(run: str, out: Path) -> "OpenedRun":
+    """Open a run, whose own modules are then found where they were found in training."""
+    from tutti.after.run import open_run
+    from tutti.config.recipes import make_importable
+
+    opened = open_run(run, out)
+    make_importable(str(opened.folder.config))
+    segments = opened.record.get("segments") or [{}]
+    for folder in (segments[-1].get("python_path") or "").split(":"):
+        if folder and folder not in sys.path and Path(folder).is_dir():
+            sys.path.append(folder)
+    return opened

@@ -14,7 +14,7 @@ import typer
 from tutti.checkpoint.manifest import find_checkpoint
 from tutti.cli.options import Overrides, Preflight, Ranks, ResumeCommand, complete_recipe, examples
 from tutti.cli.ranks import as_rank, begun_run, check, finish, given_folder, is_rank, place, warn_once
-from tutti.config.check import is_reached
+from tutti.config.check import check_init, is_reached
 from tutti.config.framework import keras_backend
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import make_plan
@@ -107,8 +107,10 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
         return
     from tutti.launch.local import start_fork_server, start_ranks
 
-    start_fork_server(_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
+    start_fork_server(find_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
+    if checkpoint is None:
+        check_init(config)
     _foresee_memory(config, ranks, ranks)
     more = []
     if checkpoint:
@@ -261,7 +263,7 @@ def _own_last_step(folder: RunFolder) -> int | None:
     return record.get("step") if is_ended else None
 
 
-def _needs(config: RunConfig) -> list[str]:
+def find_needs(config: RunConfig) -> list[str]:
     """The modules that every rank of a run imports."""
     if config.framework == "torch":
         return ["tutti.train.torch", "torch._dynamo"]
@@ -281,10 +283,11 @@ def _run_rank(
         from tutti.doctor.run import preflight as check_ranks
 
         examine = functools.partial(check_ranks, placement, config, folder.path if folder else Path(config.out))
-    return run_rank(_framework(config), config, placement, folder, checkpoint, examine)
+    return run_rank(find_framework(config), config, placement, folder, checkpoint, examine)
 
 
-def _framework(config: RunConfig) -> Any:
+def find_framework(config: RunConfig) -> Any:
+    """The framework of a recipe, imported."""
     if config.framework == "torch":
         from tutti.train.torch import TorchFramework
 

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tutti.config.framework import check_installed
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import make_schedule
+from tutti.config.schema import KERAS_WEIGHTS, SAFETENSORS, TORCH_WEIGHTS
 from tutti.errors import ConfigError, nearest
 from tutti.units import is_lower_better
 
@@ -67,6 +69,30 @@ def check_loggers(config: RunConfig) -> None:
                 f"log.to={list(config.log.to)} needs the package {name}, which is not installed. "
                 f"Install it: pip install 'tutti-train[{name}]', or leave {name} out of log.to."
             )
+
+
+def check_init(config: RunConfig) -> None:
+    """Refuse weights for a new run to begin with that are not there, or not of its framework."""
+    if config.init is None:
+        return
+    given, path = f"init.from={config.init.source}", Path(config.init.source)
+    if path.is_dir():
+        if not ((path / "checkpoints").is_dir() or (path / "manifest.json").is_file()):
+            raise ConfigError(f"{given}: expected a run folder, as `tutti runs` lists them, or a checkpoint in one.")
+    elif not path.is_file():
+        raise ConfigError(f"{given}: no such file or folder. Give a run folder or a file with weights.")
+    in_torch = config.framework == "torch"
+    suffixes = (*SAFETENSORS, *TORCH_WEIGHTS) if in_torch else KERAS_WEIGHTS
+    if path.is_file() and not path.name.endswith(suffixes):
+        raise ConfigError(
+            f"{given} with framework={config.framework}: expected a run folder or a file that ends in "
+            f"{', '.join(suffixes)}."
+        )
+    if not in_torch and config.init.only != "*":
+        raise ConfigError(
+            f"init.only={config.init.only!r} with framework={config.framework}: names of Keras differ between "
+            "processes. Leave init.only out; init.strict=false takes the layers that fit."
+        )
 
 
 def check_noise_scale(config: RunConfig, world_size: int) -> None:

@@ -16,6 +16,7 @@ from tutti.config.schema import (
     Count,
     DdpConfig,
     EmaConfig,
+    InitConfig,
     LogConfig,
     Number,
     ParallelConfig,
@@ -43,6 +44,7 @@ class RunConfig(Section):
     loss: LossPart = CrossEntropyOptions()
     metrics: tuple[str, ...] = ("accuracy",)
     optim: OptimizerPart
+    init: InitConfig | None = None  # weights to begin with
     batch: BatchConfig
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: Count

@@ -116,6 +116,20 @@ class ParallelConfig(Section):
         return (self.space,) if isinstance(self.space, int) else self.space
 
 
+SAFETENSORS = (".safetensors",)
+TORCH_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt")
+KERAS_WEIGHTS = (".keras", ".weights.h5")
+
+
+class InitConfig(Section):
+    """The weights with which a new run begins; a run that is resumed has its own."""
+
+    source: Annotated[str, Field(min_length=1)] = Field(alias="from")  # a run folder, a checkpoint in one, or a file
+    checkpoint: Literal["best", "last"] | Count = "best"  # of a run folder; the last where none was saved as the best
+    strict: Switch = True  # every chosen weight of the model is there with its shape
+    only: str | tuple[str, ...] = "*"  # patterns of the names of the weights that are taken, such as "backbone.*"
+
+
 class SpeedConfig(Section):
     """Settings that make a step faster without changing the trained model."""
 

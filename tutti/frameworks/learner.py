@@ -11,12 +11,15 @@ import keras
 import numpy as np
 import torch
 
+from tutti.checkpoint.manifest import verify
+from tutti.checkpoint.weights import StartingPoint, find_folder
 from tutti.config import parts
 from tutti.config.framework import keras_backend
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.schema import InitConfig
 from tutti.data.loader import RankBatch
-from tutti.errors import CheckpointError
+from tutti.errors import CheckpointError, ConfigError
 from tutti.frameworks.feed import as_arrays, evaluation_feed
 from tutti.frameworks.machine import quiet_import
 from tutti.ranks.device import mix
@@ -317,6 +320,36 @@ class KerasLearner:
         for path in files:
             sync_path(path)
         return files
+
+    def load_weights(self, folder: Path) -> None:
+        """Read the model alone from a verified checkpoint."""
+        self.model.load_weights(folder / MODEL_FILE)
+
+    def start_from(self, init: InitConfig) -> StartingPoint:
+        """Begin with the weights of another run of Keras or of a file of Keras."""
+        path, names = Path(init.source), list(self.shape())
+        if not path.is_file():
+            folder = find_folder(init)
+            if MODEL_FILE not in verify(folder).files:
+                raise ConfigError(
+                    f"init.from={init.source} is a run of torch: expected one of Keras or TensorFlow, or a .keras or "
+                    ".weights.h5 file."
+                )
+            path = folder / MODEL_FILE
+        before = [_array(variable) for variable in self.model.weights]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what does not fit, which is told below
+                self.model.load_weights(path, skip_mismatch=not init.strict)
+        except Exception as error:  # Keras raises almost anything where layers differ
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"init.from={init.source} does not fit the model: {reason} Set init.strict=false to begin with what "
+                "fits."
+            ) from error
+        same = [np.array_equal(old, _array(new)) for old, new in zip(before, self.model.weights, strict=True)]
+        kept = [name for name, is_same in zip(names, same, strict=True) if is_same]
+        return StartingPoint(str(path), [name for name in names if name not in kept], [], kept, {})
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a verified checkpoint into the model and the optimizer."""

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +23,20 @@ def write_durably(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside a file for a library to write to; at the end it is durable and takes the name of the file."""
+    aside = path.with_name(f".{os.getpid()}.{path.name}")  # libraries choose a format by the suffix
+    try:
+        yield aside
+        sync_path(aside)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)

@@ -32,11 +32,13 @@ _TYPES |= {
     "started": str,
     "ranks": int,
     "plan": dict,
+    "data": dict,
+    "init": dict,
     "segments": list,
     "memory": dict,
 }
 _SEGMENT_TYPES = {"host": str, "process": int, "hosts": list, "versions": dict, "hardware": dict}
-_SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit"), str)
+_SEGMENT_TYPES |= dict.fromkeys(("device", "launch_line", "launcher", "commit", "python_path"), str)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Record:
             "versions": versions(),
             "hardware": hardware(),
             "commit": commit(),
+            "python_path": os.environ.get("PYTHONPATH"),
         } | facts
         if not self.content:
             self._keep_damaged()

@@ -113,6 +113,8 @@ def build_job(
     learner = parts.make_learner(config, group, device, monitor.enter)
     loader = Loader(data, plan, order, group.rank, device, config.data.workers, prefetch)
     job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, monitor)
+    if resume is None and config.init is not None:
+        job.starting_point = agreed(group, functools.partial(learner.start_from, config.init))
     if resume and manifest:
         job.later_steps = later
         job.restore(resume, manifest)

@@ -11,6 +11,7 @@ from torch import nn
 from tutti.checkpoint import store
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.schema import InitConfig
 from tutti.data.dataset import find_part, tensors_in
 from tutti.data.loader import RankBatch, evaluation_batches, same_number
 from tutti.parallel.batch_statistics import BatchStatistics
@@ -26,6 +27,7 @@ from tutti.train.timing import make_timer
 from tutti.units import EMA
 
 if TYPE_CHECKING:
+    from tutti.checkpoint.weights import StartingPoint
     from tutti.parallel.gradient_noise import GradientSquares
     from tutti.parallel.space.mode import SpaceMode
 
@@ -334,6 +336,18 @@ class TorchLearner:
     def write(self, folder: Path, group: Group) -> list[Path]:
         """Write the model and the optimizer from all ranks."""
         return store.write_state(folder, self.model, self.optimizer, group, averages=self._ema_state())
+
+    def load_weights(self, folder: Path) -> None:
+        """Read the model alone from a verified checkpoint; every rank enters."""
+        from tutti.checkpoint.weights import load_model
+
+        load_model(folder, self.model)
+
+    def start_from(self, init: InitConfig) -> "StartingPoint":
+        """Begin with weights of another run or of a file, the same on every layout."""
+        from tutti.checkpoint.weights import start_from
+
+        return start_from(init, self.model, self.shape())
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a checkpoint into the model, the optimizer and the scaler of gradients."""

@@ -13,6 +13,7 @@ from tutti import units
 from tutti.config.check import is_reached
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.schema import InitConfig
 from tutti.data.loader import RankBatch
 from tutti.errors import DataError, DivergedError
 from tutti.ranks.group import Group
@@ -22,6 +23,7 @@ from tutti.train.timing import StepTimer
 from tutti.units import is_lower_better
 
 if TYPE_CHECKING:
+    from tutti.checkpoint.weights import StartingPoint
     from tutti.runs.noise_scale import NoiseLog
 
 _NAMES_SHOWN = 3
@@ -102,6 +104,14 @@ class Learner(Protocol):
         """Write the model and the optimizer durably; returns the files whose checksums this rank is to compute."""
         ...
 
+    def load_weights(self, folder: Path) -> None:
+        """Read the model alone from a verified checkpoint; every rank enters."""
+        ...
+
+    def start_from(self, init: InitConfig) -> "StartingPoint":
+        """Begin with weights of another run or of a file, the same on every layout."""
+        ...
+
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a verified checkpoint, and what `progress` has added to its manifest."""
         ...
@@ -148,6 +158,7 @@ class TrainingProgress:
     plan: Plan
     step: int
     results: dict[str, float]  # of the last epoch
+    starting_point: "StartingPoint | None" = None  # of a new run with `init`
     _best: float | None = None
     _is_best: bool = False
     _patience: Patience | None = None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tutti import units
+from tutti.config.check import check_init
 from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, Interrupted, OutOfMemory, TuttiError, cause_of, summarise_error
@@ -105,6 +106,8 @@ def open_run(
 
     def check() -> None:
         framework.check(config, placement.world_size)
+        if resume is None:
+            check_init(config)
         if folder is None:
             check_writable(config.out)
 
@@ -261,6 +264,9 @@ def _recorded(
     try:
         if is_first:
             record.content["plan"] = _facts(job)
+            record.content["data"] = _shapes(job.loader.dataset)
+            if job.starting_point is not None:
+                record.content["init"] = job.starting_point.record()
             if predicted := os.environ.get(PREDICTED_VARIABLE):
                 record.note_memory(predicted_peak_bytes=int(predicted))
             record.write()
@@ -369,6 +375,8 @@ def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | Non
         job.journal.say(f"data: {note}")
     if resume:
         job.journal.say(f"resumed from {resume} at step {job.step:,}")
+    for line in job.starting_point.lines() if job.starting_point else ():
+        job.journal.say(line)
     if job.later_steps:
         steps = ", ".join(f"{step:,}" for step in job.later_steps)
         job.journal.say(f"the checkpoints after it, of steps {steps}, are removed when the next one is saved")
@@ -387,6 +395,12 @@ def _facts(job: Job[Any]) -> dict[str, object]:
         "parameters": job.learner.parameters,
         "gradient_bytes": job.learner.gradient_bytes,
     }
+
+
+def _shapes(data: Any) -> dict[str, Any]:
+    """What the model was built for, with which it can be built again without the data."""
+    shape, classes = (getattr(data, name, None) for name in ("input_shape", "num_classes"))
+    return {"input_shape": None if shape is None else list(shape), "num_classes": classes}
 
 
 def _results(job: Job[Any]) -> dict[str, Any]:

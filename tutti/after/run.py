@@ -1,0 +1,198 @@
+"""A run opened for reading: its configuration, metrics, results, checkpoints and model; light until a model is made."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tutti.checkpoint.manifest import Manifest, choose, read_pointer, saved, step_of, verify
+from tutti.config.framework import keras_backend
+from tutti.config.load import resolve
+from tutti.config.run import RunConfig
+from tutti.errors import CheckpointError, ConfigError, FolderError
+from tutti.runs.folder import RunFolder
+from tutti.runs.listing import find_run, find_runs
+from tutti.runs.metrics import read_events
+from tutti.runs.record import read_record
+
+_KERAS_FILE = "model.keras"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A finished checkpoint of a run."""
+
+    name: str
+    step: int
+    epoch: int | None  # of its step, counted from 1; None where the record does not tell the steps of an epoch
+    path: Path
+    is_best: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class ChosenCheckpoint:
+    """A checkpoint whose every file is as it was written."""
+
+    path: Path
+    manifest: Manifest
+    note: str  # where another one is taken than was asked for
+
+
+class OpenedRun:
+    """A run folder to read from."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"<run {self.folder.path}: {self.record.get('state', 'unknown')}>"
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return resolve(str(self.folder.config)).config
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What record.json holds."""
+        return read_record(self.folder.record) or {}
+
+    @property
+    def metrics(self) -> Any:
+        """The rows of metrics.jsonl: a DataFrame where pandas is installed, else a list of dicts."""
+        rows = list(read_events(self.folder.metrics))
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The results of the last epoch."""
+        if (found := self.record.get("results")) is not None:
+            return found
+        epochs = [row for row in read_events(self.folder.metrics) if row.get("event") == "epoch"]
+        return {name: value for name, value in (epochs or [{}])[-1].items() if name.startswith(("train_", "valid_"))}
+
+    @property
+    def checkpoints(self) -> list[SavedCheckpoint]:
+        """The finished checkpoints, oldest first."""
+        place = self.folder.checkpoints
+        best, last = read_pointer(place / "best"), read_pointer(place / "latest")
+        found = [(path, step_of(path)) for path in saved(place)]
+        return [
+            SavedCheckpoint(path.name, step, self._epoch(step), path, path.name == best, path.name == last)
+            for path, step in found
+        ]
+
+    def checkpoint(self, which: str | int = "best") -> ChosenCheckpoint:
+        """The checkpoint that is meant by best, last or a step; best means the last where none was saved as best."""
+        path, note = choose(self.folder.checkpoints, which)
+        return ChosenCheckpoint(path, verify(path), note)
+
+    def weights(self, which: str | int = "best") -> dict[str, Any]:
+        """The state dict of a run of torch, of whole tensors on the CPU, whatever layout and ranks it had."""
+        return read_weights(self.checkpoint(which), self.config)
+
+    def model(self, which: str | int = "best", into: Any = None) -> Any:
+        """The torch module, or the Keras model, with the weights of a checkpoint, on the CPU and in eval mode.
+
+        `into` is a module to put the weights into, for a run whose recipe does not name its model (`tutti.fit`).
+        """
+        chosen = self.checkpoint(which)
+        if self.config.framework != "torch":
+            return load_keras(chosen, self.config)
+        model = into if into is not None else build_model(self.config, self.record)
+        return fill(model, read_weights(chosen, self.config), chosen)
+
+    def _epoch(self, step: int) -> int | None:
+        steps = (self.record.get("plan") or {}).get("steps_per_epoch")
+        return (step - 1) // int(steps) + 1 if steps else None
+
+
+def open_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] = "runs") -> OpenedRun:
+    """A run by its folder, by a name as `tutti runs` prints it of runs below `out`, or `latest`, the newest of them."""
+    found = _newest(Path(out)) if folder == "latest" else find_run(os.fspath(folder), Path(out))
+    if not found.config.is_file():
+        raise FolderError(f"{found.path} has no config.yaml: expected the folder of a run that has begun to train.")
+    return OpenedRun(found)
+
+
+def _newest(out: Path) -> RunFolder:
+    begun = [run.folder for run in find_runs(out) if run.folder.config.is_file() and not run.folder.study.exists()]
+    if not begun:
+        raise FolderError(f"there is no run in {out}: expected one. Train something first, or name a run folder.")
+    return begun[-1]
+
+
+def read_weights(chosen: ChosenCheckpoint, config: RunConfig) -> dict[str, Any]:
+    """The whole tensors of a checkpoint of torch."""
+    if config.framework != "torch" or _KERAS_FILE in chosen.manifest.files:
+        raise ConfigError(f"{chosen.path} was saved by Keras: expected a run of torch. Use .model(), a Keras model.")
+    from tutti.checkpoint.weights import read_checkpoint
+
+    return read_checkpoint(chosen.path)
+
+
+def build_model(config: RunConfig, record: dict[str, Any]) -> Any:
+    """The recipe's model with weights of any values, on the CPU; its data is read only where the record is too old."""
+    from tutti.config import parts
+
+    target, options = config.model.locate(), config.model.options()
+    shapes = record.get("data")
+    if shapes is None:
+        shapes = _shapes_of(config)
+    offered = {name: value for name, value in shapes.items() if value is not None}
+    if "input_shape" in offered:
+        offered["input_shape"] = tuple(offered["input_shape"])
+    return parts.call(target, "model", options, **offered)
+
+
+def _shapes_of(config: RunConfig) -> dict[str, Any]:
+    """What the data tells of a model's shape."""
+    import torch
+
+    from tutti.config import parts
+
+    config.data.prepare()
+    offered = {"split": "train", "device": torch.device("cpu"), "local_ranks": 1}
+    data = parts.call(config.data.locate(), "data", config.data.options(), **offered)
+    return {name: getattr(data, name, None) for name in ("input_shape", "num_classes")}
+
+
+def fill(model: Any, weights: dict[str, Any], chosen: ChosenCheckpoint) -> Any:
+    """Put the weights of a checkpoint into a module of the same shape."""
+    from torch import nn
+
+    from tutti.checkpoint.store import model_shape
+
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a {type(model).__name__}: expected a torch.nn.Module.")
+    here, there = model_shape(model), chosen.manifest.model
+    for name in dict.fromkeys((*there, *here)):
+        if here.get(name) != there.get(name):
+            raise CheckpointError(
+                f"checkpoint {chosen.path} is of another model: {name} is {there.get(name, 'absent')} in it and "
+                f"{here.get(name, 'absent')} in {type(model).__name__}. Give the module that was trained: "
+                ".model(into=MODULE)."
+            )
+    model.load_state_dict(weights)
+    return model.cpu().eval()
+
+
+def load_keras(chosen: ChosenCheckpoint, config: RunConfig) -> Any:
+    """The Keras model of a checkpoint, on the backend of the run unless Keras was imported on another before."""
+    from tutti.config.framework import check_installed
+
+    check_installed(config)
+    os.environ.setdefault("KERAS_BACKEND", keras_backend(config))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tutti.frameworks.machine import quiet_import
+
+    with quiet_import():
+        import keras
+
+        return keras.models.load_model(chosen.path / _KERAS_FILE, compile=False)
