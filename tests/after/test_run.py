@@ -12,7 +12,7 @@ from conftest import Call, command
 from rank_jobs import run_ranks, train
 
 import tutti
-from tutti.after.export import export
+from tutti.after.run import export
 from tutti.errors import CheckpointError, ConfigError, FolderError
 from tutti.runs.metrics import read_events
 

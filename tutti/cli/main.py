@@ -17,7 +17,7 @@ MODULES |= {
     "advise": "forecast.advise",
     "report": "runs",
 }
-MODULES |= dict.fromkeys(("evaluate", "export"), "runs")
+MODULES |= dict.fromkeys(("evaluate", "apply", "export"), "runs")
 MODULES |= dict.fromkeys(("new", "show", "list", "schema"), "show")
 MODULES |= {"runs": "runs", "compare": "runs", "board": "board"}
 MODULES |= dict.fromkeys(("submit", "requeue", "status", "logs", "cancel"), "jobs") | {"data": "data"}

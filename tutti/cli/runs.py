@@ -287,13 +287,58 @@ def export(
     runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
 ) -> None:
     """Write a trained model as a file that PyTorch, ONNX Runtime or Keras open without tutti."""
-    from tutti.after.export import export as write
+    from tutti.after.run import export as write
 
     opened = _open(run, runs)
     path, chosen = write(opened, to, out, checkpoint, force)
     if chosen.note:
         print(f"note: {chosen.note}", file=sys.stderr)
     print(f"{opened.config.recipe}, {chosen.path.name}: {path} ({units.size(path.stat().st_size)})")
+
+
+@app.command(
+    epilog=examples(
+        "tutti apply latest images/ --out scores.csv",
+        "tutti apply latest spectra.npy --out found.npy --checkpoint last",
+        "tutti apply runs/nbody/2026-11-15_101500_n4 box.h5:Nbody --out hydro.h5",
+    )
+)
+def apply(
+    run: Run,
+    inputs: Annotated[str, typer.Argument(help="A .npy file, FILE.h5:DATASET, an image or a folder of images.")],
+    out: Annotated[Path, typer.Option(help="The file of the outputs: .npy, .h5, or .csv for one row a sample.")],
+    checkpoint: Checkpoint = "best",
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples in one pass.", show_default="batch.eval")] = None,
+    tile: Annotated[int | None, typer.Option(min=1, help="Cells of a tile in each direction.")] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(min=0, help="Cells by which tiles overlap on each side.", show_default="the reach of a border"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
+) -> None:
+    """Compute the outputs of a trained model for samples, images or a volume of any size."""
+    opened = _open(run, runs)
+    chosen = opened.checkpoint(checkpoint)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tutti.after import apply as after
+
+    if chosen.note:
+        print(f"note: {chosen.note}", file=sys.stderr)
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(f"{opened.config.recipe}, {chosen.path.name}", total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        try:
+            shape = after.apply(opened, chosen, inputs, out, batch, tile, overlap, force, report, print)
+        except OSError as error:
+            raise FolderError(f"{out} cannot be written: {error.strerror or error}.") from error
+    sides, size = " x ".join(map(str, shape)), units.size(out.stat().st_size)
+    print(f"{opened.config.recipe}, {chosen.path.name}: {out}, {sides} ({size})")
 
 
 def _open(run: str, out: Path) -> "OpenedRun":

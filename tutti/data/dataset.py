@@ -236,12 +236,16 @@ class ArrayDataset:
         on_device = ids.to(self._inputs.device, non_blocking=True)
         inputs = self._moved.take(ids, draws) if self._moved else self._inputs.index_select(0, on_device)
         if inputs.dtype == torch.uint8:
-            inputs = inputs.mul(self._scale).add_(self._offset)  # uint8 times a float gives float32
+            inputs = self.normalise(inputs)
         else:
             inputs = inputs.to(torch.float32)
             if self._is_scaled:
                 inputs.mul_(self._scale).add_(self._offset)  # in place: indexing has copied
         return inputs, self._targets.index_select(0, on_device)
+
+    def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Returns bytes as a model gets them."""
+        return inputs.mul(self._scale).add_(self._offset)  # uint8 times a float gives float32
 
     def _by_channel(self, values: np.ndarray) -> Any:
         """Returns a number unchanged, or a tensor that broadcasts one value per channel."""

@@ -120,16 +120,7 @@ class ImageTree:
 
     def finish(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalises bytes with ImageNet's mean and standard deviation."""
-        scale, offset = _normalisation(inputs.device)
-        # With one factor for each number of a row of pixels, memory is passed over in long runs.
-        width = inputs.shape[-1]
-        rows = inputs.permute(0, 2, 3, 1).flatten(2)
-        if inputs.device.type == "cpu":
-            finished = torch.from_numpy(np.empty(rows.shape, np.float32))  # NumPy asks for huge pages, torch does not
-        else:
-            finished = torch.empty(rows.shape, dtype=torch.float32, device=inputs.device)
-        torch.addcmul(offset.repeat(width), finished.copy_(rows), scale.repeat(width), out=finished)
-        return finished.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
+        return normalise(inputs)
 
     def _decode(self, index: int, out: torch.Tensor) -> None:
         content = self._files.read(index)
@@ -172,6 +163,20 @@ def _check_options(
     ):
         if not fits:
             raise ConfigError(f"data.{key}={given}: expected {expected}.")
+
+
+def normalise(inputs: torch.Tensor) -> torch.Tensor:
+    """Normalises a batch of bytes with ImageNet's mean and standard deviation."""
+    scale, offset = _normalisation(inputs.device)
+    # With one factor for each number of a row of pixels, memory is passed over in long runs.
+    width = inputs.shape[-1]
+    rows = inputs.permute(0, 2, 3, 1).flatten(2)
+    if inputs.device.type == "cpu":
+        finished = torch.from_numpy(np.empty(rows.shape, np.float32))  # NumPy asks for huge pages, torch does not
+    else:
+        finished = torch.empty(rows.shape, dtype=torch.float32, device=inputs.device)
+    torch.addcmul(offset.repeat(width), finished.copy_(rows), scale.repeat(width), out=finished)
+    return finished.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
 
 
 @cache
