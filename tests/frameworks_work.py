@@ -138,7 +138,32 @@ def on_one_rank(out: Path, folder: Path) -> dict[str, Any]:
     found["profiled"] = train("profiled", out, framework="tensorflow", **PLAIN | logged)
     found["bad_rate"] = _refusal(out)
     _, found["wrong_optimizer"] = _refusal(out, {"optim": {"name": "collections:OrderedDict", "lr": 1.0}})
+    found["after"] = used_afterwards(found["keras_plain"]["folder"], out)
     return found | checks()
+
+
+def used_afterwards(folder: Path, out: Path) -> dict[str, Any]:
+    """A run that is evaluated, exported, loaded again, and begun with."""
+    import keras
+    from after_work import evaluate
+
+    from tutti.after.run import export, open_run
+
+    run = open_run(folder)
+    for kind in ("keras", "weights.h5"):
+        export(run, kind, out / f"model.{kind}", "last", force=False)
+    loaded = keras.models.load_model(out / "model.keras", compile=False)
+    exported = [np.array(value) for value in loaded.get_weights()]
+    loaded.set_weights([np.zeros_like(value) for value in exported])
+    loaded.load_weights(out / "model.weights.h5")
+    init = {"from": str(folder), "checkpoint": "last"}
+    begun = train("begun", out, framework="keras", **PLAIN | {"init": init, "epochs": 1})
+    return {
+        "evaluated": evaluate(folder, "valid", "last", in_keras=True),
+        "exported": exported,
+        "weights": [np.array(value) for value in loaded.get_weights()],
+        "begun": begun["folder"],
+    }
 
 
 def _refusal(out: Path, values: dict[str, Any] | None = None) -> tuple[str, str]:

@@ -162,3 +162,41 @@ def test_a_file_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:
 def test_a_bad_request_is_refused(folder: Path, call_tutti: Call, words: list[str], said: str) -> None:
     code, _, err = call_tutti(words[0], str(folder), *words[1:])
     assert code == 2 and said in err
+
+
+TEXT: dict[str, Any] = {
+    "data": {"name": "text", "characters": 20_000, "context": 32},
+    "model": {"name": "gpt", "width": 32, "depth": 2, "heads": 2},
+    "batch": {"global": 16, "micro": 4},
+}
+VOLUMES: dict[str, Any] = {
+    "data": {"name": "nbody", "source": "synthetic", "crop": 16, "box": 24, "train_samples": 16, "valid_samples": 8},
+    "model": {"name": "unet3d", "width": 4, "depth": 2},
+    "loss": {"name": "l1"},
+    "metrics": [],
+    "batch": {"global": 4},
+}
+LAYOUTS = {
+    "shards": (4, {"shard": "all"}, {}),
+    "stages": (2, {"stages": 2}, TEXT),
+    "tensor": (2, {"tensor": 2}, TEXT),
+    "space": (2, {"space": 2}, VOLUMES),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_leaves_a_whole_model(layout: str, tmp_path: Path) -> None:
+    """The model on one rank gives the figures of the run, and a run of the same layout begins with its weights."""
+    ranks, parallel, more = LAYOUTS[layout]
+    values = after_work.VALUES | {"epochs": 1, "checkpoint": {"every_steps": 4}, "parallel": parallel} | more
+    folder = run_ranks(ranks, train, values | {"out": str(tmp_path / "run")})[0]["folder"]
+    own = run_ranks(ranks, after_work.evaluate, folder, "valid", "last")[0]
+    [last] = rows(folder, "epoch")
+    assert own == {name: last[name] for name in own}
+    [alone] = run_ranks(1, after_work.evaluate, folder, "valid", "last")
+    assert alone == pytest.approx(own, rel=1e-5)
+    again = values | {"init": {"from": str(folder), "checkpoint": "last"}, "out": str(tmp_path / "again")}
+    [start] = rows(run_ranks(ranks, train, again | {"max_steps": 1})[0]["folder"], "start")
+    assert start["valid_loss"] == pytest.approx(own["valid_loss"], rel=1e-5)
+    assert tutti.open_run(folder).model("last").state_dict().keys() == tutti.open_run(folder).weights("last").keys()

@@ -264,3 +264,15 @@ def test_a_run_with_an_optimizer_of_keras_ends_after_max_steps(one: dict[str, An
 
 def test_an_optimizer_that_is_none_of_keras_is_refused(one: dict[str, Any]) -> None:
     assert "expected a class of optimizers of Keras, for example keras.optimizers:RMSprop" in one["wrong_optimizer"]
+
+
+def test_a_run_is_evaluated_exported_and_begun_with(one: dict[str, Any]) -> None:
+    run, after = one["keras_plain"], one["after"]
+    last = events(run["folder"], "epoch")[-1]
+    assert after["evaluated"] == {name: last[name] for name in ("valid_loss", "valid_accuracy", "valid_top5")}
+    for mine, other, again in zip(run["weights"], after["exported"], after["weights"], strict=True):
+        assert mine.tobytes() == other.tobytes() == again.tobytes()
+    [start] = events(after["begun"], "start")
+    assert start["valid_loss"] == pytest.approx(last["valid_loss"], rel=1e-6)
+    record = json.loads((after["begun"] / "record.json").read_text())["init"]
+    assert len(record["loaded"]) == len(run["weights"]) and record["missing"] == []
