@@ -147,15 +147,17 @@ def test_the_named_runs_of_nbody_have_the_batches_and_epochs_of_the_paper() -> N
 def test_a_folder_that_is_no_run_says_so_and_names_the_newest_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
+    here = tmp_path / "project"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "digits").mkdir()
     assert load("digits").recipe == "digits"  # the recipe of that name
-    (tmp_path / "runs").mkdir()
+    (here / "runs").mkdir()
     for folder in ("runs", ".", ".."):
         with pytest.raises(ConfigError, match=r"is a folder without config.yaml, and so no run folder: .*tutti runs"):
             load(folder)
     for name in ("2026-11-15_101500_n2", "2026-11-16_101500_n2"):
-        (tmp_path / "runs" / name).mkdir()
-        (tmp_path / "runs" / name / "config.yaml").write_text("")
+        (here / "runs" / name).mkdir()
+        (here / "runs" / name / "config.yaml").write_text("")
     with pytest.raises(ConfigError, match=r"It holds 2 of them, the newest is runs/2026-11-16_101500_n2\.$"):
         load("runs")

@@ -21,7 +21,6 @@ from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import applies, seed_pass
 from tutti.ranks.group import Group
 from tutti.runs.step_parts import StepPart
-from tutti.train.ema import AveragedWeights
 from tutti.train.metrics import Meter, Metrics, count_samples
 from tutti.train.timing import make_timer
 from tutti.units import EMA
@@ -117,7 +116,11 @@ class TorchLearner:
         self._meets = False  # whether the pass under way averages gradients over ranks
         self._spread_pass, self._silence = self._spread(config, group, mesh)
         self._channels_last = applies(config.speed.channels_last, device)
-        self._ema = AveragedWeights(model, config.ema.decay, mesh) if config.ema else None
+        self._ema = None
+        if config.ema:
+            from tutti.train.ema import AveragedWeights
+
+            self._ema = AveragedWeights(model, config.ema.decay, mesh)
         self._graphs = False
         if applies(config.speed.compile, device):
             self._graphs = applies(config.speed.graphs, device)

@@ -28,7 +28,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.own_learner import OwnFramework, OwnLearner, Stateful
-from tutti.train.run import OpenRun, begin_job, open_run
+from tutti.train.run import JoinedRun, begin_job, join_run
 
 _DRAWN = 0x647261776E  # keeps the numbers of `Run.normal` apart from those of dropout
 Model = TypeVar("Model", bound=nn.Module)
@@ -41,7 +41,7 @@ class Run:
         self.config = config
         self._framework, self._placement, self._resume = framework, placement, resume
         self._stack = ExitStack()
-        self._opened: OpenRun | None = None
+        self._joined: JoinedRun | None = None
         self._job: Job[OwnLearner] | None = None
         self._averages: dict[tuple[int, ...], GradientAverage] = {}
         self._logged: torch.Tensor | None = None  # the loss of the step under way
@@ -50,8 +50,8 @@ class Run:
     def __enter__(self) -> Self:
         given = os.environ.get(FOLDER_VARIABLE) if self._resume is None else None
         folder = RunFolder(Path(given)) if given else None
-        opened = open_run(self._framework, self.config, self._placement, folder, self._resume)
-        self._opened = self._stack.enter_context(opened)
+        joined = join_run(self._framework, self.config, self._placement, folder, self._resume)
+        self._joined = self._stack.enter_context(joined)
         torch.manual_seed(self.config.seed)  # the same first weights on every rank
         return self
 
@@ -75,12 +75,12 @@ class Run:
     @property
     def device(self) -> torch.device:
         """The device of this rank."""
-        return self._open.rank.device
+        return self._met.rank.device
 
     @property
     def folder(self) -> RunFolder:
         """The run folder."""
-        return self._open.folder
+        return self._met.folder
 
     @property
     def step(self) -> int:
@@ -126,7 +126,7 @@ class Run:
         """This rank's batch of every step that is left; logs, checkpoints and the end of an epoch come between them."""
         if not self._framework.kept:
             raise TrainingError("the loop begins with nothing to save: expected run.keep(model=..., optimizer=...).")
-        job = self._stack.enter_context(begin_job(self._framework, self.config, self._open, self._resume))
+        job = self._stack.enter_context(begin_job(self._framework, self.config, self._met, self._resume))
         self._job = job
         job.begin_loading()
         for batch in job.batches():
@@ -167,7 +167,7 @@ class Run:
         size = batch or self._begun.plan.per_rank_batch
         workers = self.config.data.workers
         for each in evaluation_batches(data, self.rank, self.ranks, size, self.device, workers, self.config.seed):
-            self._open.monitor.enter(StepPart.VALIDATION, self.step + 1)
+            self._met.monitor.enter(StepPart.VALIDATION, self.step + 1)
             yield each
 
     def average(self, value: torch.Tensor | float, weight: float = 1.0) -> float:
@@ -189,14 +189,14 @@ class Run:
         self._begun.journal.say(text)
 
     @property
-    def _open(self) -> OpenRun:
-        if self._opened is None:
+    def _met(self) -> JoinedRun:
+        if self._joined is None:
             raise TrainingError("the run is not open: expected `with tutti.start(...) as run:`.")
-        return self._opened
+        return self._joined
 
     @property
     def _group(self) -> Group:
-        return self._open.rank.group
+        return self._met.rank.group
 
     @property
     def _begun(self) -> Job[OwnLearner]:
@@ -207,7 +207,7 @@ class Run:
     def _begin_step(self, batch: RankBatch) -> None:
         self._logged, self._draws = None, 0
         seed_pass(self.device, self.config.seed, batch.step, self.rank)
-        self._open.monitor.enter(StepPart.COMPUTE, batch.step + 1)
+        self._met.monitor.enter(StepPart.COMPUTE, batch.step + 1)
 
     def _end_step(self, job: Job[OwnLearner]) -> None:
         best, patient = self.config.checkpoint.best, self.config.stop_early

@@ -12,10 +12,11 @@ from torch import nn
 
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model, model_shape
+from tutti.checkpoint.weights import StartingPoint
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
-from tutti.config.schema import ParallelConfig
+from tutti.config.schema import InitConfig, ParallelConfig
 from tutti.data.loader import RankBatch
 from tutti.errors import CheckpointError, ConfigError, TrainingError
 from tutti.parallel.batch_statistics import BatchStatistics
@@ -158,6 +159,14 @@ class OwnLearner:
             each.load_state_dict(state[name])
         self.names = tuple(progress["names"])
 
+    def load_weights(self, folder: Path) -> None:
+        """Not possible: a script gives its models the weights that it wants."""
+        raise NotImplementedError
+
+    def start_from(self, init: InitConfig) -> StartingPoint:
+        """Not possible, for the same reason."""
+        raise NotImplementedError
+
     def progress(self) -> dict[str, Any]:
         """The names of the values in the totals."""
         return {"names": list(self.names)}
@@ -205,6 +214,7 @@ class OwnFramework:
         refused = {f"parallel.{name}": value for name, value in config.parallel if value != getattr(usual, name)}
         refused |= {"batch.micro": config.batch.micro} if config.batch.micro is not None else {}
         refused |= {"log.noise_scale": "true"} if config.log.noise_scale else {}
+        refused |= {"init.from": config.init.source} if config.init is not None else {}
         refused |= {"ema.decay": config.ema.decay} if config.ema is not None else {}
         for key, value in refused.items():
             raise ConfigError(

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 
 from tutti import units
 from tutti.config.check import check_init
-from tutti.config.framework import keras_backend
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, Interrupted, OutOfMemory, TuttiError, cause_of, summarise_error
 from tutti.ranks.device import peak_memory
@@ -40,9 +39,9 @@ from tutti.runs.record import (
 )
 from tutti.train.build import Framework, agreed, build_job
 from tutti.train.job import Job
+from tutti.train.summary import announce, data_shapes, plan_facts, results_of, slow_ranks
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_MOST_LINES = 16
 
 
 class StoppedAtStart(TuttiError):
@@ -75,15 +74,15 @@ def run_rank(
     `preflight` examines the ranks before they connect; it is given the store where they have met, if they have.
     """
     with (
-        open_run(framework, config, placement, folder, resume, preflight) as opened,
-        begin_job(framework, config, opened, resume) as job,
+        join_run(framework, config, placement, folder, resume, preflight) as joined,
+        begin_job(framework, config, joined, resume) as job,
     ):
         framework.train(job)
-    return TrainingResult(opened.folder, job.results, job.samples_per_second, job.learner.model)
+    return TrainingResult(joined.folder, job.results, job.samples_per_second, job.learner.model)
 
 
 @dataclass(frozen=True)
-class OpenRun:
+class JoinedRun:
     """A run whose ranks have met, and its folder, in which no other process trains."""
 
     rank: Joined
@@ -93,14 +92,14 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(
+def join_run(
     framework: Framework,
     config: RunConfig,
     placement: Placement,
     folder: RunFolder | None = None,
     resume: Path | None = None,
     preflight: PreflightCheck | None = None,
-) -> Iterator[OpenRun]:
+) -> Iterator[JoinedRun]:
     """Meet the other ranks, and leave them when the run has ended; every rank enters."""
     seen = _segments_seen(folder, resume)
 
@@ -117,7 +116,7 @@ def open_run(
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
             with _owned(own, rank.group, seen):
-                yield OpenRun(rank, monitor, own, is_new)
+                yield JoinedRun(rank, monitor, own, is_new)
         finally:
             monitor.close()
         after.enter_context(_on_signals(signal.SIG_IGN))  # the run is finished, and its ranks only leave
@@ -203,9 +202,9 @@ def _open_folder(
 
 
 @contextmanager
-def begin_job(framework: Framework, config: RunConfig, opened: OpenRun, resume: Path | None) -> Iterator[Job[Any]]:
+def begin_job(framework: Framework, config: RunConfig, joined: JoinedRun, resume: Path | None) -> Iterator[Job[Any]]:
     """Build a job to train; the folder gets what ranks print, the record and the configuration. Every rank enters."""
-    rank, monitor, folder = opened.rank, opened.monitor, opened.folder
+    rank, monitor, folder = joined.rank, joined.monitor, joined.folder
     monitor.write_to(folder)
     group = rank.group
     log, prefix = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
@@ -224,13 +223,13 @@ def begin_job(framework: Framework, config: RunConfig, opened: OpenRun, resume: 
                     job = build_job(framework, config, rank.group, monitor, rank.device, folder, resume)
             except BaseException as error:
                 if rank.group.is_first:
-                    _discard(folder, record, opened.is_new, error)
+                    _discard(folder, record, joined.is_new, error)
                 raise
             if rank.group.is_first:
                 segment = record.content["segments"][-1]
                 segment["hosts"], segment["cores"] = rank.group.hosts, cores
-            announce = functools.partial(_announce, job, rank.machine, cores, resume)
-            with _staged(job), _recorded(framework, job, record, rank.device, announce):
+            begin = functools.partial(announce, job, rank.machine, cores, resume)
+            with _staged(job), _recorded(framework, job, record, rank.device, begin):
                 yield job
         except BaseException as failure:
             if not isinstance(failure, TuttiError):
@@ -257,21 +256,21 @@ def _staged(job: Job[Any]) -> Iterator[None]:
 
 @contextmanager
 def _recorded(
-    framework: Framework, job: Job[Any], record: Record, device: torch.device, announce: Callable[[], None]
+    framework: Framework, job: Job[Any], record: Record, device: torch.device, begin: Callable[[], None]
 ) -> Iterator[None]:
     """Write into the record what a job trains, and how that ended."""
     is_first, folder = job.group.is_first, job.folder
     try:
         if is_first:
-            record.content["plan"] = _facts(job)
-            record.content["data"] = _shapes(job.loader.dataset)
+            record.content["plan"] = plan_facts(job)
+            record.content["data"] = data_shapes(job.loader.dataset)
             if job.starting_point is not None:
                 record.content["init"] = job.starting_point.record()
             if predicted := os.environ.get(PREDICTED_VARIABLE):
                 record.note_memory(predicted_peak_bytes=int(predicted))
             record.write()
             write_config(folder, job.config.as_yaml())
-            announce()
+            begin()
         with job.monitor.explained(), _memory_named(job.group, folder, job):
             yield
         record.note_memory(measured_peak_bytes=max(job.group.gather(peak_memory(device))))
@@ -285,15 +284,15 @@ def _recorded(
         job.close(_state_of(error))
         if is_first:
             record.note_memory(measured_peak_bytes=peak_memory(device))  # of this rank: others may be gone
-            record.fail(error, _state_of(error), step=job.step, **_slow_ranks(job))
+            record.fail(error, _state_of(error), step=job.step, **slow_ranks(job))
         raise
     epochs = summarise_epochs(folder.metrics, job.group.world_size) if is_first else {}
     if best := describe_best(epochs):
         job.journal.say(best)
     job.close()
     if is_first:
-        more = _slow_ranks(job) | framework.results(job)
-        record.end("finished", step=job.step, **_results(job), **epochs, **more)
+        more = slow_ranks(job) | framework.results(job)
+        record.end("finished", step=job.step, **results_of(job), **epochs, **more)
 
 
 def _describe_allocation(error: BaseException) -> str:
@@ -346,74 +345,3 @@ def _cores(group: Group, machine: Machine) -> list[dict[str, Any]] | None:
     if machine.binding is None or machine.binding.mode == "none":
         return None
     return group.gather(machine.binding.record() | {"line": machine.binding.line(), "host": platform.node()})
-
-
-def _announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | None, resume: Path | None) -> None:
-    plan, config = job.plan, job.config
-    accumulated = f" in {plan.passes} passes of {plan.micro_batch}" if plan.passes > 1 else ""
-    keras = f" in Keras on {keras_backend(config)}"
-    made_of = {"torch": "", "keras": keras, "tensorflow": " in TensorFlow"}[config.framework]
-    job.journal.say(
-        f"{config.recipe}: {config.model.name} ({job.learner.parameters:,} parameters){made_of} on {config.data.name}, "
-        f"{plan.train_samples:,} training samples"
-    )
-    layout = plan.layout
-    job.journal.say(
-        f"{plan.world_size} rank(s) on {machine.device}, {machine.threads} thread(s) each; "
-        f"global batch {plan.global_batch} = {layout.data_ranks} x {plan.per_rank_batch}{accumulated}; "
-        f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
-    )
-    for line in (
-        *job.schedule.notes,
-        *layout.notes,
-        *(() if layout.is_data_parallel else (f"layout: {layout.line()}",)),
-    ):
-        job.journal.say(line)
-    for rank, bound in enumerate((cores or [])[:_MOST_LINES]):
-        job.journal.say(f"rank {rank} on host {bound['host']}: {bound['line']}")
-    if note := getattr(job.loader.dataset, "note", None):
-        job.journal.say(f"data: {note}")
-    if resume:
-        job.journal.say(f"resumed from {resume} at step {job.step:,}")
-    for line in job.starting_point.lines() if job.starting_point else ():
-        job.journal.say(line)
-    if job.later_steps:
-        steps = ", ".join(f"{step:,}" for step in job.later_steps)
-        job.journal.say(f"the checkpoints after it, of steps {steps}, are removed when the next one is saved")
-
-
-def _facts(job: Job[Any]) -> dict[str, object]:
-    plan = job.plan
-    return {
-        "global_batch": plan.global_batch,
-        "per_rank_batch": plan.per_rank_batch,
-        "micro_batch": plan.micro_batch,
-        "train_samples": plan.train_samples,
-        "steps_per_epoch": plan.steps_per_epoch,
-        "total_steps": plan.total_steps,
-        "peak_lr": job.schedule.peak_lr,
-        "parameters": job.learner.parameters,
-        "gradient_bytes": job.learner.gradient_bytes,
-    }
-
-
-def _shapes(data: Any) -> dict[str, Any]:
-    """What the model was built for, with which it can be built again without the data."""
-    shape, classes = (getattr(data, name, None) for name in ("input_shape", "num_classes"))
-    return {"input_shape": None if shape is None else list(shape), "num_classes": classes}
-
-
-def _results(job: Job[Any]) -> dict[str, Any]:
-    seconds = {name: round(value, 3) for name, value in job.clock.totals.items()}
-    return {
-        "ended_by": job.ended_by,
-        "results": job.results,
-        "samples_per_second": job.samples_per_second,
-        "seconds": seconds,
-    }
-
-
-def _slow_ranks(job: Job[Any]) -> dict[str, Any]:
-    """Ranks for which the others have waited."""
-    found = [asdict(slow) for slow in job.stragglers.found.values()]
-    return {"slow_ranks": found} if found else {}
