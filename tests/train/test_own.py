@@ -10,6 +10,10 @@ import torch
 from rank_jobs import read_ledger, read_losses, run_ranks
 from torch.utils._pytree import tree_leaves
 
+from tutti.after.evaluate import check_split
+from tutti.after.run import open_run
+from tutti.errors import ConfigError
+
 pytestmark = pytest.mark.ranks
 # Killed between checkpoints and within a log window; of the second, in the part that L-BFGS steps.
 EXAMPLES = {"gan": {"epochs": 6, "kill_at": 9}, "pinn": {"epochs": 24, "kill_at": 23}}
@@ -69,6 +73,20 @@ def test_a_killed_run_resumes_on_other_ranks(name: str, whole: Runs, tmp_path: P
     resumed = run(1, name, tmp_path, resume=killed)
     assert read_ledger(resumed) == read_ledger(whole[1])
     assert_same_losses(resumed, whole[1])
+
+
+def test_a_run_is_opened_with_the_modules_of_its_script(name: str, whole: Runs) -> None:
+    opened, state = open_run(whole[2]), state_of(whole[2])
+    weights = opened.weights("last")
+    assert all(value.numpy().tobytes() in state for value in weights.values())
+    with pytest.raises(ConfigError, match=f"was trained by the script {name}, which makes its models itself"):
+        opened.model("last")
+    with pytest.raises(ConfigError, match=f"trained by the script {name}, in a loop of its own, which alone knows"):
+        check_split(opened.config, "valid")
+    shape = {key: list(value.shape) for key, value in weights.items()}
+    begin = "generator" if name == "gan" else "network"
+    first, *_ = (key for key in shape if key.startswith(begin) and key.endswith("weight"))
+    assert shape[first] == ([64, 4] if name == "gan" else [32, 1])
 
 
 def test_gradients_are_averaged_and_absent_ones_stay_absent() -> None:

@@ -36,6 +36,11 @@ class Evaluation:
 
 def check_split(config: RunConfig, split: str) -> None:
     """Refuse a split that the dataset does not have."""
+    if config.script is not None:
+        raise ConfigError(
+            f"the run was trained by the script {config.script}, in a loop of its own, which alone knows its loss: "
+            "expected a run of a recipe. Evaluate in the script, with run.share and run.average."
+        )
     if split not in SPLITS:
         raise ConfigError(f"--split {split}: expected one of {', '.join(SPLITS)}.")
     if split == "test" and config.data.target:

@@ -123,6 +123,11 @@ class OpenedRun:
         chosen = self.checkpoint(which)
         if self.config.framework != "torch":
             return load_keras(chosen, self.config)
+        if into is None and self.config.script is not None:
+            raise ConfigError(
+                f"{self.folder.path} was trained by the script {self.config.script}, which makes its models itself. "
+                "Give them, by the names that run.keep has: .model(into=nn.ModuleDict({...}))."
+            )
         model = into if into is not None else build_model(self.config, self.record)
         return fill(model, read_weights(chosen, self.config), chosen)
 

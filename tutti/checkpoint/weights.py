@@ -17,6 +17,7 @@ from tutti.checkpoint.manifest import choose, read_manifest, verify
 from tutti.config.schema import SAFETENSORS, InitConfig
 from tutti.errors import CheckpointError, ConfigError
 
+KEPT = "state.pt"  # of a checkpoint of a script with a loop of its own: what it keeps, by name
 _PREFIX = "model."
 _WITHIN = ("state_dict", "model_state_dict", "model")  # where training programs put the weights in what they save
 _SHOWN = 6  # names in a message
@@ -26,6 +27,10 @@ Weights = dict[str, torch.Tensor]
 
 def read_checkpoint(folder: Path) -> Weights:
     """The whole tensors of a verified checkpoint of torch on the CPU, whatever layout it was saved from."""
+    if (folder / KEPT).is_file():
+        state = torch.load(folder / KEPT, map_location="cpu", weights_only=True)
+        kept = {f"{name}.{key}": value for name, values in state.items() for key, value in values.items()}
+        return {name: kept[name] for name in read_manifest(folder).model}
     reader = dcp.FileSystemReader(folder)
     found = reader.read_metadata().state_dict_metadata
     names = [name for name in read_manifest(folder).model if f"{_PREFIX}{name}" in found]

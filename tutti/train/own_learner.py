@@ -12,7 +12,7 @@ from torch import nn
 
 from tutti.checkpoint.manifest import Manifest
 from tutti.checkpoint.store import check_model, model_shape
-from tutti.checkpoint.weights import StartingPoint
+from tutti.checkpoint.weights import KEPT, StartingPoint
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
@@ -27,8 +27,6 @@ from tutti.runs.files import write_durably
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.timing import NoTimer, StepTimer
-
-_STATE = "state.pt"  # the file of a checkpoint
 
 
 class Stateful(Protocol):
@@ -144,12 +142,12 @@ class OwnLearner:
         content = io.BytesIO()
         torch.save({name: each.state_dict() for name, each in self._kept.items()}, content)
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / _STATE, content.getvalue())
-        return [folder / _STATE]
+        write_durably(folder / KEPT, content.getvalue())
+        return [folder / KEPT]
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a checkpoint into everything that is kept."""
-        state = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
+        state = torch.load(folder / KEPT, map_location="cpu", weights_only=True)
         if set(state) != set(self._kept):
             raise CheckpointError(
                 f"checkpoint {folder} holds {', '.join(state)}, and the script keeps {', '.join(self._kept)}. "
