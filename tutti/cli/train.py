@@ -105,30 +105,33 @@ def _train(recipe: str, overrides: list[str], ranks: int | None, resume: str | N
     if ranks is None or ranks == 1 or is_rank(placement):
         _train_as_rank(config, placement, folder or given_folder(), checkpoint, preflight)
         return
-    from tutti.launch.local import start_fork_server, start_ranks
+    from tutti.launch.local import interrupted_at_start, start_fork_server, start_ranks
 
     start_fork_server(find_needs(config), threads_per_rank(ranks, os.environ, config.runtime.threads))
     check(config, ranks)
     if checkpoint is None:
         check_init(config)
     _foresee_memory(config, ranks, ranks)
-    more = []
+    more = [*overrides] if folder else []
     if checkpoint:
         folder = RunFolder(checkpoint.parent.parent)
         more = [*overrides, "--resume", str(checkpoint)]
-    elif folder:
-        more = [*overrides]
-    else:
-        check_writable(config.out)
-        folder = create_folder(config.out, config.recipe, ranks)
-        write_config(folder, config.as_yaml())
     more += ["--preflight"] if preflight else []
-    arguments = ["-m", "tutti", "train", str(folder.config), *more]
     os.environ[SEGMENTS_VARIABLE] = str(seen)
     from tutti.train.memory import count_kills
 
     kills = count_kills()
-    failure = start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True)
+    try:
+        if folder is None:
+            check_writable(config.out)
+            folder = create_folder(config.out, config.recipe, ranks)
+            write_config(folder, config.as_yaml())
+        arguments = ["-m", "tutti", "train", str(folder.config), *more]
+        failure = start_ranks(ranks, arguments, folder, config.runtime.threads, forked=True, saves=True)
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        failure = interrupted_at_start(folder, saves=True)
     if failure is not None and failure.cause == Cause.RANK_LOST and not failure.said and count_kills() > kills:
         text = f"rank {failure.rank} on host {failure.host} was killed by the kernel, which had no memory left."
         failure = replace(failure, cause=Cause.OUT_OF_MEMORY, text=text, said=True)

@@ -102,9 +102,14 @@ def start_ranks(
     except KeyboardInterrupt:  # before signals were forwarded
         if not forked:
             raise
-        stop = StopSignals(folder)
-        stop.first = signal.SIGINT
-        return stop.explain([], saves)
+        return interrupted_at_start(folder, saves)
+
+
+def interrupted_at_start(folder: RunFolder, saves: bool) -> Failure:
+    """What Ctrl-C means to a run in a folder before any of its ranks was started."""
+    stop = StopSignals(folder)
+    stop.first = signal.SIGINT
+    return stop.explain([], saves)
 
 
 def _start_ranks(
