@@ -19,7 +19,7 @@ from tutti.config import parts
 from tutti.config.framework import check_installed, keras_backend
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
-from tutti.errors import CheckpointError, ConfigError, DataError, FolderError, nearest
+from tutti.errors import ConfigError, DataError, FolderError, nearest
 from tutti.runs.files import replacing, write_durably
 from tutti.runs.folder import RunFolder
 from tutti.runs.listing import find_run, find_runs
@@ -186,18 +186,13 @@ def fill(model: Any, weights: dict[str, Any], chosen: ChosenCheckpoint) -> Any:
     """Put the weights of a checkpoint into a module of the same shape."""
     from torch import nn
 
-    from tutti.checkpoint.store import model_shape
+    from tutti.checkpoint.store import check_model, model_shape
 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}: expected a torch.nn.Module.")
-    here, there = model_shape(model), chosen.manifest.model
-    for name in dict.fromkeys((*there, *here)):
-        if here.get(name) != there.get(name):
-            raise CheckpointError(
-                f"checkpoint {chosen.path} is of another model: {name} is {there.get(name, 'absent')} in it and "
-                f"{here.get(name, 'absent')} in {type(model).__name__}. Give the module that was trained: "
-                ".model(into=MODULE)."
-            )
+    check_model(
+        chosen.path, chosen.manifest, model_shape(model), "Give the module that was trained: .model(into=MODULE)."
+    )
     model.load_state_dict(weights)
     return model.cpu().eval()
 

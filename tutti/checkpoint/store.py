@@ -144,15 +144,15 @@ def model_shape(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_model(folder: Path, manifest: Manifest, here: dict[str, str]) -> None:
-    """Refuse a checkpoint of another model than the one of this shape, with the first difference."""
+def check_model(folder: Path, manifest: Manifest, here: dict[str, str], fix: str | None = None) -> None:
+    """Refuse a checkpoint of another model than the one of this shape, with the first difference and what to do."""
     there = manifest.model
     for name in dict.fromkeys((*there, *here)):
         if here.get(name) != there.get(name):
             raise CheckpointError(
                 f"checkpoint {folder} is of another model: {name} is {there.get(name, 'absent')} in it and "
-                f"{here.get(name, 'absent')} in the model of this run. Resume with the recipe that made it "
-                f"({manifest.recipe}), without overrides of model.*."
+                f"{here.get(name, 'absent')} in the model of this run. "
+                + (fix or f"Resume with the recipe that made it ({manifest.recipe}), without overrides of model.*.")
             )
 
 

@@ -29,7 +29,8 @@ def read_checkpoint(folder: Path) -> Weights:
     """The whole tensors of a verified checkpoint of torch on the CPU, whatever layout it was saved from."""
     if (folder / KEPT).is_file():
         state = torch.load(folder / KEPT, map_location="cpu", weights_only=True)
-        kept = {f"{name}.{key}": value for name, values in state.items() for key, value in values.items()}
+        named = [(name, values) for name, values in state.items() if isinstance(values, dict)]
+        kept = {f"{name}.{key}": value for name, values in named for key, value in values.items()}
         return {name: kept[name] for name in read_manifest(folder).model}
     reader = dcp.FileSystemReader(folder)
     found = reader.read_metadata().state_dict_metadata
@@ -132,7 +133,7 @@ def compare(source: str, there: Mapping[str, str], here: Mapping[str, str], init
             f"{_named(list(here)[:3])}."
         )
     both = [name for name in chosen if name in there]
-    mismatched = {name: f"{there[name]} there, {here[name]} here" for name in both if _shape(there, here, name)}
+    mismatched = {name: f"{there[name]} there, {here[name]} here" for name in both if _differs(there, here, name)}
     found = StartingPoint(
         source,
         [name for name in both if name not in mismatched],
@@ -195,7 +196,7 @@ def find_folder(init: InitConfig) -> Path:
         raise ConfigError(f"init.from={init.source}: {error}") from None
 
 
-def _shape(there: Mapping[str, str], here: Mapping[str, str], name: str) -> bool:
+def _differs(there: Mapping[str, str], here: Mapping[str, str], name: str) -> bool:
     """Whether shapes differ; types are converted."""
     return there[name].partition(" ")[2] != here[name].partition(" ")[2]
 

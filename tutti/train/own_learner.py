@@ -37,6 +37,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
+def _models(kept: Mapping[str, Stateful]) -> dict[str, nn.Module]:
+    return {name: each for name, each in kept.items() if isinstance(each, nn.Module)}
+
+
+def _shape(kept: Mapping[str, Stateful]) -> dict[str, str]:
+    return {f"{name}.{key}": kind for name, each in _models(kept).items() for key, kind in model_shape(each).items()}
+
+
 class OwnLearner:
     """The models and optimizers of a script, as a job saves and restores them, and the values that it logs."""
 
@@ -58,7 +66,7 @@ class OwnLearner:
     @property
     def model(self) -> dict[str, nn.Module]:
         """The models, by their names."""
-        return {name: each for name, each in self._kept.items() if isinstance(each, nn.Module)}
+        return _models(self._kept)
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
@@ -133,7 +141,7 @@ class OwnLearner:
 
     def shape(self) -> dict[str, str]:
         """The names, types and shapes of what the models save."""
-        return {f"{name}.{key}": kind for name, each in self.model.items() for key, kind in model_shape(each).items()}
+        return _shape(self._kept)
 
     def write(self, folder: Path, group: Group) -> list[Path]:
         """Write the state of everything that is kept, which is the same on every rank, from rank 0."""
@@ -182,9 +190,7 @@ class OwnParts:
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of other models."""
-        models = [(name, each) for name, each in self.kept.items() if isinstance(each, nn.Module)]
-        here = {f"{name}.{key}": kind for name, each in models for key, kind in model_shape(each).items()}
-        check_model(folder, manifest, here)
+        check_model(folder, manifest, _shape(self.kept), "Resume with the script that made it.")
 
     def make_learner(
         self, config: RunConfig, group: Group, device: torch.device, at: Callable[[StepPart, int], None]
