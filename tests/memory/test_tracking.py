@@ -2,8 +2,18 @@
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
-from tutti.memory.tracking import ACTIVATIONS, GRADIENTS, PARAMETERS, TEMPORARIES, MemoryTracker, make_fake_mode
+from tutti.memory.tracking import (
+    ACTIVATIONS,
+    GRADIENTS,
+    PARAMETERS,
+    TEMPORARIES,
+    MemoryTracker,
+    fake_ranks,
+    make_fake_mode,
+)
 
 MIB = 1 << 20
 
@@ -82,3 +92,16 @@ def test_fake_tensors_take_what_real_ones_take() -> None:
     real = peak_of_a_step()
     with make_fake_mode():
         assert peak_of_a_step() == real
+
+
+def test_an_operator_on_shards_takes_the_memory_of_shards() -> None:
+    with fake_ranks(4):
+        mesh = init_device_mesh("cpu", (4,))
+        with make_fake_mode(), MemoryTracker() as tracker:
+            shards = [DTensor.from_local(tensor_of(4), mesh, [Shard(0)]) for _ in range(2)]
+            tracker.restart()
+            tracker.begin("forward", ACTIVATIONS)
+            kept = shards[0].softmax(1) * torch.tanh(shards[1])
+            assert live(tracker) == 12
+            assert tracker.peak().num_bytes == 20 * MIB  # and never a whole tensor, of which the shapes are found
+    del kept

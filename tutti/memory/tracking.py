@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -65,6 +66,7 @@ class MemoryTracker(TorchDispatchMode):
         super().__init__()
         self.kind = TEMPORARIES
         self.multiplies = False  # whether a matrix product was computed
+        self._is_paused = False
         self._workspace = workspace
         self._live: dict[int, tuple[Allocation, Any]] = {}  # by the address of the storage
         self._allocations: list[Allocation] = []
@@ -128,16 +130,31 @@ class MemoryTracker(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resized  # FSDP2 releases gathered weights by it, beside all operators
+        self._find_shapes = ShardingPropagator._propagate_tensor_meta_non_cached
+        find_shapes = self._find_shapes
+
+        def unseen(self: ShardingPropagator, op_schema: Any) -> Any:
+            tracker._is_paused = True
+            try:
+                return find_shapes(self, op_schema)
+            finally:
+                tracker._is_paused = False
+
+        # It computes the shapes of results by the operator on whole tensors without data, which a rank never has.
+        ShardingPropagator._propagate_tensor_meta_non_cached = unseen
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._find_shapes
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # it comes again, with the local tensors
+        if self._is_paused:
+            return func(*args, **(kwargs or {}))
         name = func._schema.name
         if name.startswith(_IN_PLACE):
             return None  # it has no form for tensors without data, and allocates nothing
