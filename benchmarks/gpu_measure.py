@@ -10,10 +10,11 @@ import torch
 
 from tutti.config.load import resolve
 from tutti.config.plan import make_plan
+from tutti.config.schema import RuntimeConfig
 from tutti.data.loader import RankBatch
 from tutti.ranks.device import choose_device
 from tutti.ranks.environments import discover
-from tutti.ranks.group import join
+from tutti.ranks.group import Group, join
 from tutti.train.torch import Objects, build_parts
 
 Step = Callable[[], Any]
@@ -61,16 +62,23 @@ def peak_memory_gib(step: Step, device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / 2**30
 
 
-def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, targets: torch.Tensor) -> Step:
+def join_alone() -> Group:
+    """Joins a process group as its only rank."""
+    return join(discover({}), RuntimeConfig())
+
+
+def trainer_step(
+    recipe: str, overrides: list[str], inputs: torch.Tensor, targets: torch.Tensor, group: Group | None = None
+) -> Step:
     """Returns tutti's training step of a recipe on one rank, for a batch on the device."""
     config = resolve(recipe, overrides).config
     placement = discover({})
     device = choose_device(config.runtime, placement)
-    group = join(placement, config.runtime)
+    own = group or join_alone()
     objects = Objects(train_data=_Samples(inputs, targets), valid_data=None)
     parts = build_parts(config, objects, placement, device)
     plan = make_plan(config, 1, len(inputs))
-    learner = parts.make_learner(config, group, device)
+    learner = parts.make_learner(config, own, device)
     size = plan.micro_batch
     pairs = list(zip(inputs.split(size), targets.split(size), strict=True))
     batch = RankBatch(0, 0, np.arange(len(inputs)), pairs)
@@ -82,7 +90,8 @@ def trainer_step(recipe: str, overrides: list[str], inputs: torch.Tensor, target
         learner.update_weights(config.optim.lr)
         return loss
 
-    torch.distributed.destroy_process_group()
+    if group is None:
+        torch.distributed.destroy_process_group()
     return step
 
 
@@ -92,7 +101,8 @@ class _Samples:
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self._inputs, self._targets = inputs, targets
         self.input_shape = tuple(inputs.shape[1:])
-        self.num_classes = 1000 if targets.ndim == 1 else None
+        whole = not targets.is_floating_point()  # classes of images, or tokens
+        self.num_classes = (1000 if targets.ndim == 1 else int(targets.max()) + 1) if whole else None
 
     def __len__(self) -> int:
         return len(self._inputs)

@@ -3,15 +3,15 @@
 Claim: against a plain loop of torch over the same model in the same process, FSDP2 as `parallel.shard` applies it takes
 at most 3 % more time on the U-Net and at most 5 % more on a compiled GPT of 124 M parameters, and the mode of
 `parallel.space` with one part at most 2 % more on the U-Net. A recipe on one rank takes none of these paths: they are
-forced here.
+forced here. The form "recipe" is what one rank does with `parallel.shard=all`: the step of tutti's learner.
 
 Clock: after warm-up, rounds of steps of every form in turn, each between two synchronisations; given are the median of
 the rounds and the range of the ratio over rounds. `--tiny` runs small sizes, also without a GPU.
 """
 
 import argparse
+import functools
 import json
-import os
 import statistics
 import sys
 import time
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_measure
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -33,6 +33,7 @@ from tutti.parallel.recompute import recompute
 from tutti.parallel.shard import find_compiled, find_units, shard_model
 from tutti.parallel.space.halo import SpaceGrid
 from tutti.parallel.space.mode import SpaceMode
+from tutti.ranks.group import Group, drop_group
 from tutti.train.learner import put_channels_last
 from tutti.train.metrics import CrossEntropy
 
@@ -60,6 +61,12 @@ class Sizes:
 
 
 TINY = Sizes(16, 2, 4, 3, 64, 2, 512, 32, 2, ((16, 1),), 2, 2)
+
+
+@functools.cache
+def group() -> Group:
+    """The process group of this process."""
+    return gpu_measure.join_alone()
 
 
 def make_step(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Step:
@@ -94,6 +101,21 @@ def unet(sizes: Sizes, form: str, fold: bool, crop: int = 0, batch: int = 0) -> 
         run = lambda part: mode.run(model, part)  # noqa: E731
     if form == "recompute":
         recompute(find_units(model))
+    if form == "recipe":
+        overrides = [
+            f"data.crop={side}",
+            f"model.width={sizes.width}",
+            f"model.depth={sizes.depth}",
+            "speed.graphs=false",
+        ]
+        overrides += [
+            f"batch.global={count}",
+            "precision=bf16",
+            "speed.compile=false",
+            f"speed.fold={str(fold).lower()}",
+        ]
+        overrides += ["parallel.shard=all", "batch.micro=null", "optim.name=adam", "optim.lr=0.0001"]
+        return gpu_measure.trainer_step("nbody", overrides, inputs, targets, group())
     return make_step(model, lambda: F.l1_loss(run(inputs), targets))
 
 
@@ -108,6 +130,12 @@ def transformer(sizes: Sizes, form: str) -> Step:
     if form == "plain":
         whole = torch.compile(lambda inputs, wanted: criterion(model(inputs), wanted), dynamic=False)
         return make_step(model, lambda: whole(tokens, targets))
+    if form == "recipe":
+        overrides = [f"model.width={width}", f"model.depth={depth}", f"model.heads={width // 64}", "speed.compile=true"]
+        overrides += [f"model.vocabulary={sizes.vocabulary}", f"data.context={sizes.context}", "model.dropout=0"]
+        overrides += [f"batch.global={sizes.sequences}", "precision=bf16", "batch.micro=null", "parallel.shard=all"]
+        overrides += ["optim.name=adam", "optim.lr=0.0001", "optim.clip_norm=null", "schedule.warmup_steps=0"]
+        return gpu_measure.trainer_step("text/gpt124m", overrides, tokens, targets, group())
     shard_model(model, Mesh(Layout(1), 0, DEVICE).devices["shard"])
     for each in find_compiled(model):
         each.compile(dynamic=False)
@@ -183,32 +211,30 @@ def main() -> None:
     options = parser.parse_args()
     sizes = TINY if options.tiny else Sizes()
     torch.backends.cudnn.benchmark = True
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29511")
-    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", rank=0, world_size=1)
+    group()
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {sizes}", flush=True)
-    shard, space = {"shard": 1.03}, {"space": 1.02}
+    shard, space = {"shard": 1.03, "recipe": 1.03}, {"space": 1.02}
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "gpt": lambda: compare(
             "GPT 124 M, compiled",
-            {form: transformer(sizes, form) for form in ("plain", "shard")},
-            {"shard": 1.05},
+            {form: transformer(sizes, form) for form in ("plain", "recipe", "shard")},
+            {"shard": 1.05, "recipe": 1.05},
             sizes,
         ),
         "unet": lambda: compare(
             "U-Net, convolutions",
-            {form: unet(sizes, form, fold=False) for form in ("plain", "shard", "space")},
+            {form: unet(sizes, form, fold=False) for form in ("plain", "recipe", "shard", "space")},
             shard | space,
             sizes,
         ),
         "folded": lambda: compare(
-            "U-Net, folded", {form: unet(sizes, form, fold=True) for form in ("plain", "shard")}, shard, sizes
+            "U-Net, folded", {form: unet(sizes, form, fold=True) for form in ("plain", "recipe", "shard")}, shard, sizes
         ),
         "recompute": lambda: measure_recompute(sizes),
     }
     found = {name: part() for name, part in parts.items() if options.only in (None, name)}
-    dist.destroy_process_group()
+    drop_group()
     if options.out:
         options.out.write_text(json.dumps({"device": name, "torch": torch.__version__, **found}, indent=2) + "\n")
 

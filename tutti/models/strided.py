@@ -179,10 +179,14 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
 strided_convolution.register_autograd(_backward, setup_context=_save)
 
 
-def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Casts to the precision of autocast if it is enabled; autocast does not apply to custom operators."""
-    kind = tensors[0].device.type
+def _cast(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Casts to the precision of autocast if it is enabled; autocast does not apply to custom operators.
+
+    A contiguous weight, such as one in shards, takes the layout of the volume in the same pass over it.
+    """
+    kind = volume.device.type
     if not torch.is_autocast_enabled(kind):
-        return tensors
+        return volume, weight, bias
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(tensor.to(dtype) for tensor in tensors)
+    layout = _LAYOUT if volume.is_contiguous(memory_format=_LAYOUT) else torch.preserve_format
+    return volume.to(dtype), weight.to(dtype, memory_format=layout), bias.to(dtype)
