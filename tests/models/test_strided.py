@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tutti.models import strided
 from tutti.models.strided import Form, down, overlap_add, up, windows
 
 Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -133,3 +134,17 @@ def test_compiled_forms_give_the_same_numbers(backend: str, forms: list[Form]) -
     compiled = torch.compile(chain, backend=backend, dynamic=False, fullgraph=True)
     for one, other in zip(computed(compiled, tensors), computed(chain, tensors), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_sums_over_few_cells_as_products_give_the_numbers_of_torch(
+    doubles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strided, "_reduces_to_few", lambda volume: True)  # on a GPU by the size of the volume
+    volume, weight, bias = given(doubles, 4, 3)
+    laid_out = [each.to(memory_format=torch.channels_last_3d) for each in (volume, weight)]
+
+    def ours(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.ops.tutti.strided_convolution(volume, weight, doubles) + bias.view(-1, 1, 1, 1)
+
+    assert_equal(computed(ours, [*laid_out, bias]), computed(torchs(doubles), [*laid_out, bias]))

@@ -3,7 +3,8 @@
 Each has several forms that compute the same function:
 
 - "convolution": torch's convolution. A compiled model calls it as an opaque operator, because the compiler of torch
-  2.11 assumes a wrong memory layout for the gradients of a channels-last convolution.
+  2.11 assumes a wrong memory layout for the gradients of a channels-last convolution. On a GPU the operator computes
+  sums over many channels and few cells as a product: cuDNN has no kernels that split them.
 - "product": one matrix product with the 4 x 4 x 4 windows of the volume as rows. It moves eight times the data, and
   is still faster with few channels, for which cuDNN has no good kernels.
 - "mixed" (`up` only): a convolution forward, products backward.
@@ -27,6 +28,7 @@ if torch.cuda.is_available():
 Form = Literal["convolution", "product", "mixed"]
 _LAYOUT = torch.channels_last_3d
 _FEW_CHANNELS = 16
+_FEW_WINDOWS = 8  # of a sample
 
 
 def down(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form) -> torch.Tensor:
@@ -137,6 +139,8 @@ def _plain(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.T
 @torch.library.custom_op("tutti::strided_convolution", mutates_args=())
 def strided_convolution(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
     """torch's channels-last convolution as one opaque operator."""
+    if not doubles and _reduces_to_few(volume):
+        return _gather(volume, weight)
     out = torch.ops.aten.convolution(volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1)
     return out.contiguous(memory_format=_LAYOUT)
 
@@ -154,9 +158,12 @@ def strided_convolution_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of volume and weight, in channels-last format."""
     grad = grad.contiguous(memory_format=_LAYOUT)
+    by_product = doubles and _reduces_to_few(grad)
     grad_volume, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad, volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1, [True, True, False]
+        grad, volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1, [not by_product, True, False]
     )
+    if by_product:
+        grad_volume = _gather(grad, weight)
     return grad_volume.contiguous(memory_format=_LAYOUT), grad_weight.contiguous(memory_format=_LAYOUT)
 
 
@@ -165,6 +172,18 @@ def _(
     grad: torch.Tensor, volume: torch.Tensor, weight: torch.Tensor, doubles: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(volume, memory_format=_LAYOUT), torch.empty_like(weight, memory_format=_LAYOUT)
+
+
+def _reduces_to_few(volume: torch.Tensor) -> bool:
+    """Returns whether the windows of a volume are few."""
+    return volume.is_cuda and volume.shape[2:].numel() <= 8 * _FEW_WINDOWS
+
+
+def _gather(volume: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The sums over the windows of a volume, with a weight of O x C x 4 x 4 x 4, as one product."""
+    rows = windows(volume.permute(0, 2, 3, 4, 1))
+    sums = rows.flatten(0, 3).flatten(1) @ weight.permute(2, 3, 4, 1, 0).flatten(0, 3)
+    return sums.view(*rows.shape[:4], -1).permute(0, 4, 1, 2, 3)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
