@@ -166,3 +166,20 @@ def test_a_few_steps_learn_a_batch_by_heart(make: Callable[[], nn.Module]) -> No
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     assert nn.functional.cross_entropy(model(images), labels) < 0.5
+
+
+@pytest.mark.parametrize("size", [(64, 96), (50, 64)])
+def test_a_folded_stem_gives_the_same_outputs_and_gradients(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.manual_seed(0)
+    model = resnet18(num_classes=5).double().eval()
+    found = []
+    for fold in (False, True):
+        model.fold = fold
+        model.zero_grad()
+        outputs = model(images.to(memory_format=torch.channels_last))
+        outputs.square().sum().backward()
+        assert model.conv1.weight.grad is not None
+        found.append((outputs.detach(), model.conv1.weight.grad.clone()))
+    for plain, folded in zip(*found, strict=True):
+        torch.testing.assert_close(folded, plain, rtol=1e-9, atol=1e-12 * float(plain.abs().max()))

@@ -80,8 +80,7 @@ def max_pool(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @max_pool.register_fake
 def _make_results(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, channels, height, width = images.shape
-    pooled = images.new_empty(batch, channels, height // 2, width // 2).to(memory_format=torch.channels_last)
+    pooled = _empty(images, images.shape[2] // 2, images.shape[3] // 2)
     return pooled, torch.empty_like(pooled, dtype=torch.int8)
 
 
@@ -99,11 +98,17 @@ def max_pool_backward(grad: torch.Tensor, choices: torch.Tensor) -> torch.Tensor
 
 @max_pool_backward.register_fake
 def _make_gradient(grad: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-    batch, channels, height, width = grad.shape
-    return grad.new_empty(batch, channels, 2 * height, 2 * width).to(memory_format=torch.channels_last)
+    return _empty(grad, 2 * grad.shape[2], 2 * grad.shape[3])
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]) -> None:
+def _empty(like: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    shape = (*like.shape[:2], height, width)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _save(
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, ...]
+) -> None:
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
 
