@@ -68,14 +68,19 @@ def join_alone() -> Group:
 
 
 def trainer_step(
-    recipe: str, overrides: list[str], inputs: torch.Tensor, targets: torch.Tensor, group: Group | None = None
+    recipe: str,
+    overrides: list[str],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    classes: int = 1000,
+    group: Group | None = None,
 ) -> Step:
     """Returns tutti's training step of a recipe on one rank, for a batch on the device."""
     config = resolve(recipe, overrides).config
     placement = discover({})
     device = choose_device(config.runtime, placement)
     own = group or join_alone()
-    objects = Objects(train_data=_Samples(inputs, targets), valid_data=None)
+    objects = Objects(train_data=_Samples(inputs, targets, classes), valid_data=None)
     parts = build_parts(config, objects, placement, device)
     plan = make_plan(config, 1, len(inputs))
     learner = parts.make_learner(config, own, device)
@@ -98,11 +103,10 @@ def trainer_step(
 class _Samples:
     """A batch as a dataset, for its length and shape."""
 
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor, classes: int) -> None:
         self._inputs, self._targets = inputs, targets
         self.input_shape = tuple(inputs.shape[1:])
-        whole = not targets.is_floating_point()  # classes of images, or tokens
-        self.num_classes = (1000 if targets.ndim == 1 else int(targets.max()) + 1) if whole else None
+        self.num_classes = None if targets.is_floating_point() else classes
 
     def __len__(self) -> int:
         return len(self._inputs)

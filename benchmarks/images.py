@@ -44,6 +44,7 @@ from typing import Any
 import measure
 import numpy as np
 import torch
+from photos import HEIGHT, WIDTH, draw_photo
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -61,24 +62,11 @@ from tutti.errors import TuttiError
 PEER, TREE, PACKED = "DataLoader, Pillow", "tutti, tree", "tutti, packed"
 WEB_FILES, WEB_PACKED = "WebDataset, files", "WebDataset, packed"
 BARS = {PACKED: 5.0, TREE: 1.4}
-BATCH, SIZE, WIDTH, HEIGHT, CLASSES = 32, 224, 500, 375, 8
+BATCH, SIZE, CLASSES = 32, 224, 8
 DEADLINE_SECONDS = 120  # for one batch of a worker process
 CPU = torch.device("cpu")
 MEANS, STDS = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
-
-
-def draw_photo(seed: int) -> bytes:
-    """Draws colours that vary at all scales, with noise, as a JPEG of about 110 KB."""
-    generator = np.random.default_rng(seed)
-    picture = 128 + generator.normal(0, 16, (HEIGHT, WIDTH, 3)).astype(np.float32)
-    for cells in (4, 8, 16, 32, 64, 128):
-        coarse = generator.normal(0, 60 / cells**0.7, (3, HEIGHT * cells // 256, WIDTH * cells // 256))
-        layers = [Image.fromarray(layer.astype(np.float32)).resize((WIDTH, HEIGHT)) for layer in coarse]
-        picture += np.stack([np.asarray(layer) for layer in layers], axis=-1)
-    stored = io.BytesIO()
-    Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(stored, "JPEG", quality=93)
-    return stored.getvalue()
 
 
 def write_tree(folder: Path, photos: list[bytes], images: int) -> Path:

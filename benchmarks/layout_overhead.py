@@ -115,7 +115,7 @@ def unet(sizes: Sizes, form: str, fold: bool, crop: int = 0, batch: int = 0) -> 
             f"speed.fold={str(fold).lower()}",
         ]
         overrides += ["parallel.shard=all", "batch.micro=null", "optim.name=adam", "optim.lr=0.0001"]
-        return gpu_measure.trainer_step("nbody", overrides, inputs, targets, group())
+        return gpu_measure.trainer_step("nbody", overrides, inputs, targets, group=group())
     return make_step(model, lambda: F.l1_loss(run(inputs), targets))
 
 
@@ -135,7 +135,7 @@ def transformer(sizes: Sizes, form: str) -> Step:
         overrides += [f"model.vocabulary={sizes.vocabulary}", f"data.context={sizes.context}", "model.dropout=0"]
         overrides += [f"batch.global={sizes.sequences}", "precision=bf16", "batch.micro=null", "parallel.shard=all"]
         overrides += ["optim.name=adam", "optim.lr=0.0001", "optim.clip_norm=null", "schedule.warmup_steps=0"]
-        return gpu_measure.trainer_step("text/gpt124m", overrides, tokens, targets, group())
+        return gpu_measure.trainer_step("text/gpt124m", overrides, tokens, targets, sizes.vocabulary, group())
     shard_model(model, Mesh(Layout(1), 0, DEVICE).devices["shard"])
     for each in find_compiled(model):
         each.compile(dynamic=False)
