@@ -15,6 +15,7 @@ from tutti.errors import ConfigError
 from tutti.models.cifar_fast import CifarFast
 from tutti.models.small import Mlp
 from tutti.models.transformer import GPT
+from tutti.optim import muon
 from tutti.optim.muon import Muon, find_hidden, orthogonalize
 from tutti.optim.optimizers import build_optimizer
 
@@ -258,3 +259,23 @@ def test_keras_has_it_not_and_says_so() -> None:
     expected = re.escape("optim.name='muon' does not exist in framework=keras: expected sgd, adam, adamw.")
     with pytest.raises(ConfigError, match=expected):
         check_framework(resolve_values(values))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_compiled_updates_are_those_of_uncompiled_ones_at_every_rate(normalize: bool) -> None:
+    shapes = ((16, 8, 3, 3), (32, 16, 3, 3), (32, 16, 3, 3))
+    compiled = torch.compile(muon._move, backend="aot_eager", dynamic=False, fullgraph=True)
+    found = []
+    for move in (muon._move, compiled):
+        generator = torch.Generator().manual_seed(1)
+        weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        optimizer = Muon(weights, 0.24, momentum=0.6, ns_steps=3, normalize=normalize, weight_decay=0.01)
+        optimizer._move = move
+        for lr in (0.24, 0.1, 0.0):
+            optimizer.param_groups[0]["lr"] = lr
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
+            optimizer.step()
+        found.append(weights)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)

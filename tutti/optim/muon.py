@@ -12,6 +12,7 @@ from tutti.errors import ConfigError, nearest
 from tutti.optim.layerwise import LayerwiseOptimizer, gradients_of, norms_of
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial that drives singular values towards 1
+_OPTIONS = ("momentum", "nesterov", "weight_decay", "normalize", "ns_steps", "ns_precision", "adjust_lr")
 _LEAST_NORM = 1e-7
 _AT_ONCE = 1 << 22  # elements that are orthogonalised together: more would take memory and no less time
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -48,35 +49,83 @@ class Muon(LayerwiseOptimizer):
         self._others = others
         self._ratios = [group["lr"] / lr for group in others.param_groups] if others else []
 
+        self._move: Callable[..., None] = _move
+
+    def compile(self) -> None:
+        """Have the updates of matrices compiled on a GPU, by a step of copies.
+
+        They are a hundred small operations, which take longer to start than to run.
+        """
+        if any(not each.is_cuda or hasattr(each, "placements") for batch in self._batches for each in batch):
+            return
+        self._move = torch.compile(_move, dynamic=False, fullgraph=True)
+        copies = [[nn.Parameter(each.detach().clone()) for each in batch] for batch in self._batches]
+        likes = [[[torch.zeros_like(each) for each in batch] for batch in self._batches] for _ in range(2)]
+        with torch.no_grad():
+            self._move(copies, *likes, torch.tensor(0.0), _options(self.param_groups[0]))
+
     def update_group(self, group: dict[str, Any]) -> None:
-        for batch in self._batches:
-            parameters = [parameter for parameter in batch if parameter.grad is not None]
-            if parameters:
-                self.update(parameters, group, parameters[0].ndim > 1)
+        batches = [[each for each in batch if each.grad is not None] for batch in self._batches]
+        batches = [batch for batch in batches if batch]
+        gradients = [gradients_of(batch) for batch in batches]
+        velocities = [self.buffers(batch, "momentum") for batch in batches]
+        lr = group["lr"] if self._move is _move else torch.tensor(group["lr"])  # a number would be compiled in
+        self._move(batches, gradients, velocities, lr, _options(group))
         if self._others is not None:
             self._others.state = self.state  # loading a state replaces it
             for given, ratio in zip(self._others.param_groups, self._ratios, strict=True):
                 given["lr"] = group["lr"] * ratio
             self._others.step()
 
-    def update(self, parameters: list[torch.Tensor], group: dict[str, Any], is_layer: bool) -> None:
-        """Updates parameters of one shape; every rank that holds a part of them enters."""
-        gradients, lr, momentum = gradients_of(parameters), group["lr"], group["momentum"]
-        velocities = self.buffers(parameters, "momentum")
-        torch._foreach_lerp_(velocities, gradients, 1 - momentum)
-        directions = torch._foreach_lerp(gradients, velocities, momentum) if group["nesterov"] else velocities
-        dtype = _DTYPES[group["ns_precision"] or ("fp32" if parameters[0].device.type == "cpu" else "bf16")]
-        updates = orthogonalize(torch.stack([_as_matrix(each.to(dtype)) for each in directions]), group["ns_steps"])
-        del directions
-        if is_layer:
-            if group["normalize"] and lr:  # a rate of 0 leaves weights as they are
-                norms = norms_of(parameters)
-                ratios = torch.where(norms > 0, math.sqrt(parameters[0].shape[0]) / norms, 1.0)
-                torch._foreach_mul_(parameters, list(ratios.unbind()))
-            if group["weight_decay"]:
-                torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-        steps = [_as_part(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
-        torch._foreach_add_(parameters, steps, alpha=-lr * find_factor(group["adjust_lr"], *updates.shape[1:]))
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in _OPTIONS}
+
+
+def _move(
+    batches: list[list[torch.Tensor]],
+    gradients: list[list[torch.Tensor]],
+    velocities: list[list[torch.Tensor]],
+    lr: float | torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    """Updates parameters, those of one shape together; every rank that holds a part of them enters."""
+    for parameters, grads, momenta in zip(batches, gradients, velocities, strict=True):
+        _move_alike(parameters, grads, momenta, lr, **options)
+
+
+def _move_alike(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    velocities: list[torch.Tensor],
+    lr: float | torch.Tensor,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    normalize: bool,
+    ns_steps: int,
+    ns_precision: str | None,
+    adjust_lr: str,
+) -> None:
+    torch._foreach_lerp_(velocities, gradients, 1 - momentum)
+    directions = torch._foreach_lerp(gradients, velocities, momentum) if nesterov else velocities
+    dtype = _DTYPES[ns_precision or ("fp32" if parameters[0].device.type == "cpu" else "bf16")]
+    updates = orthogonalize(torch.stack([_as_matrix(each.to(dtype)) for each in directions]), ns_steps)
+    del directions
+    if parameters[0].ndim > 1:
+        if normalize:
+            norms = norms_of(parameters)
+            moves = (norms > 0) & (lr > 0)  # a rate of 0 leaves weights as they are
+            ratios = torch.where(moves, math.sqrt(parameters[0].shape[0]) / norms, 1.0)
+            torch._foreach_mul_(parameters, list(ratios.unbind()))
+        if weight_decay:
+            torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+    steps = [_as_part(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
+    scale = lr * find_factor(adjust_lr, *updates.shape[1:])
+    if isinstance(scale, torch.Tensor):
+        torch._foreach_sub_(parameters, torch._foreach_mul(steps, scale))
+    else:
+        torch._foreach_add_(parameters, steps, alpha=-scale)
 
 
 def orthogonalize(matrices: torch.Tensor, steps: int) -> torch.Tensor:

@@ -126,6 +126,8 @@ class TorchLearner:
             self._graphs = applies(config.speed.graphs, device)
             if mesh.layout.splits_weights:  # model and loss are not one graph then
                 self._pass.criterion = torch.compile(self._pass.criterion, dynamic=False)
+            if compile_updates := getattr(optimizer, "compile", None):
+                compile_updates()
             for each in self._compiled(mesh):
                 each.compile(dynamic=False, mode="reduce-overhead" if self._graphs else None)
         self._config = config
