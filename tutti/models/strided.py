@@ -46,7 +46,7 @@ def up(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: For
     volume, weight, bias = _cast(volume, weight, bias)
     if form == "convolution":
         return _convolve(volume, weight, bias, doubles=True)
-    return _ByProducts.apply(volume, weight, form == "mixed") + bias.view(-1, 1, 1, 1)
+    return _ByProducts.apply(volume, weight, bias, form == "mixed")
 
 
 def _has_kernels(volume: torch.Tensor) -> bool:
@@ -96,16 +96,18 @@ class _Windows(torch.autograd.Function):
 
 
 class _ByProducts(torch.autograd.Function):
-    """`up` without its bias: forward a convolution or a product, backward products."""
+    """`up`: forward a convolution or a product, backward products."""
 
     @staticmethod
-    def forward(ctx: Any, volume: torch.Tensor, weight: torch.Tensor, convolves: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, convolves: bool
+    ) -> torch.Tensor:
         ctx.save_for_backward(volume, weight)
         if convolves:
-            return _plain(volume, weight, doubles=True)
+            return _plain(volume, weight, doubles=True) + bias.view(-1, 1, 1, 1)
         inner = volume.permute(0, 2, 3, 4, 1)
         rows = inner.reshape(-1, inner.shape[-1]) @ weight.permute(0, 2, 3, 4, 1).flatten(1)
-        return overlap_add(rows.view(*inner.shape[:4], 4, 4, 4, -1)).permute(0, 4, 1, 2, 3)
+        return overlap_add(rows.view(*inner.shape[:4], 4, 4, 4, -1)).permute(0, 4, 1, 2, 3) + bias.view(-1, 1, 1, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -113,14 +115,16 @@ class _ByProducts(torch.autograd.Function):
         inner, laid_out = volume.permute(0, 2, 3, 4, 1), weight.permute(0, 2, 3, 4, 1)
         if _has_kernels(grads[0]):
             laid_out = weight
-            rows = torch.ops.tutti.windows_first(grads[0].contiguous())
+            rows, sums = torch.ops.tutti.windows_first(grads[0].contiguous())
+            grad_bias = sums.sum(0).to(weight.dtype)
         else:
             rows = windows(grads[0].permute(0, 2, 3, 4, 1)).view(-1, weight[0].numel())
+            grad_bias = grads[0].sum((0, 2, 3, 4))
         grad_volume = (rows @ laid_out.flatten(1).t()).view(inner.shape).permute(0, 4, 1, 2, 3)
         grad_weight = (inner.reshape(-1, len(weight)).t() @ rows).view(laid_out.shape)
         if laid_out is not weight:
             grad_weight = grad_weight.permute(0, 4, 1, 2, 3)
-        return grad_volume, grad_weight, None
+        return grad_volume, grad_weight, grad_bias, None
 
 
 def _convolve(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, doubles: bool) -> torch.Tensor:

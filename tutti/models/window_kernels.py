@@ -1,7 +1,8 @@
 """A Triton kernel that lays out the windows of volumes with few channels, faster than compiled code.
 
 The rows of a matrix, (B D H W) x (C 64), are the 4 x 4 x 4 windows with stride 2 of a B x C x 2D x 2H x 2W volume. The
-channels come before the taps, as in the weight of a transposed convolution.
+channels come before the taps, as in the weight of a transposed convolution. Beside them come sums over the cells of
+each channel, the gradient of a bias: the inner taps of all windows are every cell once.
 """
 
 import torch
@@ -13,7 +14,7 @@ _LINES = 4  # rows of windows per program
 
 
 @triton.jit
-def _windows_kernel(volume, rows, channels, depth, height, width, LINES: tl.constexpr, PLACES: tl.constexpr):
+def _windows_kernel(volume, rows, sums, channels, depth, height, width, LINES: tl.constexpr, PLACES: tl.constexpr):
     """Copies the windows of LINES rows in one channel, four neighbours along x at a time."""
     plane, channel = tl.program_id(0), tl.program_id(1)
     d = plane % depth
@@ -33,22 +34,31 @@ def _windows_kernel(volume, rows, channels, depth, height, width, LINES: tl.cons
     value = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     out = rows + (h * width + w) * (channels * 64) + tl.arange(0, 64)[None, :]
     tl.store(out, value, mask=here)
+    # Of the four neighbours the second and the third are inner ones; outside of the volume they are zero.
+    is_inner = (tap // 4 % 3 > 0) & (tap % 4 % 3 > 0)
+    total = tl.sum(tl.where(is_inner, second.to(tl.float32) + third.to(tl.float32), 0.0))
+    tl.store(sums + (plane * tl.num_programs(2) + tl.program_id(2)) * channels + channel, total)
 
 
 @torch.library.custom_op("tutti::windows_first", mutates_args=())
-def windows_first(volume: torch.Tensor) -> torch.Tensor:
-    """Returns the windows of a volume as rows of a matrix."""
+def windows_first(volume: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the windows of a volume as rows of a matrix, and parts of the sums over its cells."""
     volume = volume.contiguous()
+    rows, sums = _make_results(volume)
     batch, channels, depth, height, width = volume.shape
     depth, height, width = depth // 2, height // 2, width // 2
-    rows = volume.new_empty(batch * depth * height * width, channels * _TAPS)
-    grid = (batch * depth, channels, triton.cdiv(height, _LINES))
-    places = triton.next_power_of_2(width)
-    _windows_kernel[grid](volume, rows, channels, depth, height, width, LINES=_LINES, PLACES=places)  # pyright: ignore
-    return rows
+    grid = (batch * depth, channels, _blocks(height))
+    sizes = (channels, depth, height, width)
+    _windows_kernel[grid](volume, rows, sums, *sizes, LINES=_LINES, PLACES=triton.next_power_of_2(width))  # pyright: ignore
+    return rows, sums
 
 
 @windows_first.register_fake
-def _(volume: torch.Tensor) -> torch.Tensor:
+def _make_results(volume: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     batch, channels, depth, height, width = volume.shape
-    return volume.new_empty(batch * (depth // 2) * (height // 2) * (width // 2), channels * _TAPS)
+    rows = volume.new_empty(batch * (depth // 2) * (height // 2) * (width // 2), channels * _TAPS)
+    return rows, volume.new_empty(batch * (depth // 2) * _blocks(height // 2), channels, dtype=torch.float32)
+
+
+def _blocks(height: int) -> int:
+    return -(-height // _LINES)
