@@ -45,6 +45,7 @@ ELSEWHERE = (
     "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",
+    "horovodrun -np 2 python examples/horovod/tensorflow2_resnet34.py",  # tests/test_examples.py
     "tutti run -n 2 examples/pinn.py",  # tests/train/test_own.py
     "cd planets && tutti train recipe.yaml",  # tests/cli/test_new.py
 )

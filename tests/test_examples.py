@@ -1,11 +1,16 @@
 """The examples run as their first lines say."""
 
 import json
+import re
 from pathlib import Path
 
+import prepared
 import pytest
 from conftest import REPOSITORY, Tutti, command
 from prepared import PYTHON
+from rank_jobs import needs_tensorflow
+
+from tutti.data.make_images import make_images
 
 pytestmark = pytest.mark.ranks
 EXAMPLES = REPOSITORY / "examples"
@@ -32,6 +37,41 @@ def test_own_parts_through_python_on_two_ranks(tutti: Tutti) -> None:
     assert done.code == 0, done.all
     assert done.out.count("run folder: runs/own_model/") == 2  # of the run, and of the script's logs
     assert "channels" in done.out
+
+
+@needs_tensorflow
+@pytest.mark.slow
+@pytest.mark.xdist_group("tensorflow")
+@pytest.mark.parametrize("source", ["generated", "files"])
+def test_resnet34_in_tensorflow_on_two_ranks(tutti: Tutti, tmp_path: Path, source: str) -> None:
+    prepared.server(prepared.TENSORFLOW)
+    words = ["run", "-n", "2", str(EXAMPLES / "horovod" / "tensorflow2_resnet34.py"), "--checkpoints", "saved"]
+    if source == "files":
+        make_images(tmp_path / "tree", classes=2, train=8, valid=1, size=48)
+        words += ["--data", "tree", "--batch-size", "2", "--steps", "2"]
+    done = tutti(*words, **prepared.variables(prepared.TENSORFLOW))
+    assert done.code == 0, done.all
+    assert "ResNet-34, 21,306,826 parameters, 2 rank(s)" in done.out
+    assert "weights on 2 rank(s): identical" in done.out
+    assert (tmp_path / "saved" / "resnet34.weights.h5").stat().st_size > 4 * 21_306_826
+    first, last = (
+        float(each) for each in re.findall(r"loss of the first step ([\d.]+), of the last ([\d.]+)", done.out)[0]
+    )
+    assert source == "files" or last < first
+
+
+@needs_tensorflow
+@pytest.mark.slow
+@pytest.mark.xdist_group("tensorflow")
+def test_resnet34_in_tensorflow_refuses_a_folder_without_images(tmp_path: Path) -> None:
+    prepared.server(prepared.TENSORFLOW)
+    (tmp_path / "train" / "class").mkdir(parents=True)
+    script = EXAMPLES / "horovod" / "tensorflow2_resnet34.py"
+    done = command(
+        PYTHON, str(script), "--data", str(tmp_path), cwd=tmp_path, **prepared.variables(prepared.TENSORFLOW)
+    )
+    assert done.code == 2
+    assert f"--data {tmp_path}: expected images in {tmp_path}/train/CLASS/, found none" in done.err
 
 
 @pytest.mark.system
