@@ -1,6 +1,8 @@
 """Downloads from a real server: checksums, no second download, and instructions without internet."""
 
+import dataclasses
 import hashlib
+import io
 import re
 import socket
 import threading
@@ -9,8 +11,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
+from tutti import units
 from tutti.data.download import SOURCES, DownloadSource, get
 from tutti.errors import ConfigError, DataError
 
@@ -26,6 +31,8 @@ class Site:
     files: dict[str, bytes] = field(default_factory=lambda: dict(CONTENT))
     asked: list[str] = field(default_factory=list)
     answer: Callable[[BaseHTTPRequestHandler, bytes], None] | None = None
+    version: str = '"one"'
+    claimed: int | None = None  # the length that is told, where it is not that of the file
 
 
 @pytest.fixture
@@ -43,10 +50,27 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             if found.answer:
                 found.answer(self, found.files[name])
                 return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(found.files[name])))
+            begin = self.first_byte()
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(found.files[name]) - begin))
             self.end_headers()
-            self.wfile.write(found.files[name])
+            self.wfile.write(found.files[name][begin:])
+
+        def do_HEAD(self) -> None:
+            name = self.path.rpartition("/")[2]
+            if name not in found.files:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(found.claimed or len(found.files[name])))
+            self.send_header("ETag", found.version)
+            self.end_headers()
+
+        def first_byte(self) -> int:
+            if self.headers.get("If-Range") != found.version:
+                return 0
+            found.asked[-1] += " " + self.headers["Range"]
+            return int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -57,6 +81,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         thread.start()
         found.url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setitem(SOURCES, "small", DownloadSource((f"{found.url}/data",), SUMS))
+        monkeypatch.setitem(SOURCES, "nbody", dataclasses.replace(SOURCES["nbody"], mirrors=(f"{found.url}/data",)))
         yield found
         server.shutdown()
         thread.join()
@@ -204,3 +229,91 @@ def test_a_file_in_the_way_of_the_folder_is_refused(site: Site, tmp_path: Path) 
         message = refusal(folder)
         assert message.startswith(f"{folder} cannot be created: ")
         assert message.endswith("Choose another folder with --out.")
+
+
+PORTAL = ("downsamp_2048crop_train.h5", "downsamp_1024crop_valid.h5")
+
+
+@pytest.fixture
+def boxes(site: Site) -> dict[str, bytes]:
+    """Two small boxes, under the names of the portal."""
+    found = {}
+    for seed, name in enumerate(PORTAL):
+        file = io.BytesIO()
+        with h5py.File(file, "w") as box:
+            for field, channels in (("Nbody", 4), ("Hydro", 5)):
+                box[field] = np.random.default_rng(seed).normal(size=[channels, 16, 16, 16]).astype("float32")
+        found[name] = file.getvalue()
+    site.files.update(found)
+    return found
+
+
+def half(handler: BaseHTTPRequestHandler, content: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content[:100_000])
+
+
+def refused_box(folder: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        get("nbody", folder)
+    return str(caught.value)
+
+
+def test_boxes_of_the_portal_get_the_names_of_the_recipe(site: Site, boxes: dict[str, bytes], tmp_path: Path) -> None:
+    assert get("nbody", tmp_path) == [tmp_path / "train.h5", tmp_path / "valid.h5"]
+    assert contents(tmp_path) == {"train.h5": boxes[PORTAL[0]], "valid.h5": boxes[PORTAL[1]]}
+    site.asked.clear()
+    get("nbody", tmp_path)
+    assert site.asked == []
+
+
+def test_an_interrupted_box_is_continued(site: Site, boxes: dict[str, bytes], tmp_path: Path) -> None:
+    site.answer = half
+    size = units.size(len(boxes[PORTAL[0]]))
+    assert f"97.7 KiB of {size} arrived; the same command fetches the rest" in refused_box(tmp_path)
+    (part,) = tmp_path.iterdir()
+    assert part.read_bytes() == boxes[PORTAL[0]][:100_000]
+    site.answer = None
+    site.asked.clear()
+    get("nbody", tmp_path)
+    assert site.asked == [f"/data/{PORTAL[0]} bytes=100000-", f"/data/{PORTAL[1]}"]
+    assert contents(tmp_path) == {"train.h5": boxes[PORTAL[0]], "valid.h5": boxes[PORTAL[1]]}
+
+
+def test_an_interrupted_box_that_has_changed_is_fetched_anew(
+    site: Site, boxes: dict[str, bytes], tmp_path: Path
+) -> None:
+    site.answer = half
+    refused_box(tmp_path)
+    site.answer, site.version = None, '"two"'
+    site.files[PORTAL[0]] = boxes[PORTAL[1]]
+    site.asked.clear()
+    get("nbody", tmp_path)
+    assert site.asked == [f"/data/{PORTAL[0]}", f"/data/{PORTAL[1]}"]
+    assert contents(tmp_path) == {"train.h5": boxes[PORTAL[1]], "valid.h5": boxes[PORTAL[1]]}
+
+
+def test_what_is_no_box_is_refused_and_leaves_nothing(site: Site, boxes: dict[str, bytes], tmp_path: Path) -> None:
+    site.files[PORTAL[0]] = b"<html>The portal has moved.</html>"
+    assert "wrong content: " in (message := refused_box(tmp_path))
+    assert "cannot be opened as an HDF5 file" in message
+    assert contents(tmp_path) == {}
+
+
+def test_a_box_that_the_portal_does_not_have_is_explained(site: Site, tmp_path: Path) -> None:
+    message = refused_box(tmp_path)
+    assert message.startswith(f"{PORTAL[0]} could not be fetched ({site.url}/data: HTTP Error 404: Not Found)")
+    assert f"curl -O {site.url}/data/{PORTAL[0]}\nand copy it to {tmp_path}/ as train.h5. If the portal" in message
+    assert message.endswith("Or make boxes of the same form with: tutti data make nbody.")
+
+
+def test_a_box_that_the_disk_has_no_space_for_is_refused_first(
+    site: Site, boxes: dict[str, bytes], tmp_path: Path
+) -> None:
+    site.claimed = 1 << 60
+    assert re.search(
+        r"train\.h5 needs 1,048,576 TiB, and .* are free there\. Choose another folder", refused_box(tmp_path)
+    )
+    assert site.asked == [] and contents(tmp_path) == {}

@@ -39,13 +39,19 @@ def data() -> None:
     """Fetch data, pack it for fast reading, or make some to try a recipe with."""
 
 
-@app.command(epilog=examples("tutti data get mnist", "tutti data get cifar10 --out /scratch/me/cifar10"))
+@app.command(
+    epilog=examples(
+        "tutti data get mnist",
+        "tutti data get cifar10 --out /scratch/me/cifar10",
+        "tutti data get nbody --out /scratch/me/nbody",
+    )
+)
 def get(
-    name: Annotated[str, typer.Argument(help="The dataset: mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help="The dataset: mnist, cifar10 or nbody (41 GiB).")],
     out: Annotated[Path | None, typer.Option(help="The folder for its files.", show_default="data/NAME")] = None,
     mirror: Annotated[str | None, typer.Option("--from", help="Another address to fetch from.")] = None,
 ) -> None:
-    """Download a public dataset, with checksums."""
+    """Download a public dataset, with checksums; interrupted boxes of nbody are continued."""
     out = out or Path("data") / name
     with _bars(DownloadColumn()) as report:
         files = download(name, out, mirror, report)

@@ -48,6 +48,7 @@ def test_a_file_that_is_not_there(path: Path) -> None:
     for missing in (path, path.parent):
         assert refusal(missing) == (
             f"the box {missing} does not exist. Make one with: tutti data make nbody --out {missing}. "
+            "Or fetch the tutorial's with: tutti data get nbody (41 GiB). "
             "Or set data.train and data.valid to your files, TUTTI_DATA to their folder, or data.source=synthetic."
         )
 

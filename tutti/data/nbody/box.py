@@ -36,6 +36,7 @@ def open_box(path: Path, crop: int) -> BoxFile:
     if not path.is_file():
         raise DataError(
             f"the box {path} does not exist. Make one with: tutti data make nbody --out {path}. "
+            "Or fetch the tutorial's with: tutti data get nbody (41 GiB). "
             "Or set data.train and data.valid to your files, TUTTI_DATA to their folder, or data.source=synthetic."
         )
     try:
