@@ -1,8 +1,11 @@
 """What ranks do in the tests of recipes in Keras and TensorFlow: many runs after each other, since a start is slow."""
 
+import contextlib
+import io
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +124,7 @@ def on_two_ranks(out: Path) -> dict[str, Any]:
     return found | {"keras_fp16": train("keras_fp16", out, framework="keras", **PLAIN | short)}
 
 
-def on_one_rank(out: Path, folder: Path) -> dict[str, Any]:
+def on_one_rank(out: Path, folder: Path, lively: Path) -> dict[str, Any]:
     """The same without others, a run of two ranks gone on alone, and what needs no ranks at all."""
     from frameworks_parts import checks
 
@@ -139,6 +142,7 @@ def on_one_rank(out: Path, folder: Path) -> dict[str, Any]:
     found["bad_rate"] = _refusal(out)
     _, found["wrong_optimizer"] = _refusal(out, {"optim": {"name": "collections:OrderedDict", "lr": 1.0}})
     found["after"] = used_afterwards(found["keras_plain"]["folder"], out)
+    found["applied"] = applied(lively, out)
     return found | checks()
 
 
@@ -164,6 +168,52 @@ def used_afterwards(folder: Path, out: Path) -> dict[str, Any]:
         "weights": [np.array(value) for value in loaded.get_weights()],
         "begun": begun["folder"],
     }
+
+
+def applied(folder: Path, out: Path) -> dict[str, Any]:
+    """What `tutti apply` writes for bytes, numbers and images, and how it ends for inputs of a wrong size."""
+    import torch
+    from PIL import Image
+
+    from tutti.after.run import open_run
+    from tutti.data.builtin import digits
+
+    data = digits("valid")
+    inputs, _ = data.batch(torch.arange(70), None)
+    raw = data._inputs[:70].numpy()
+    np.save(out / "raw.npy", raw)
+    np.save(out / "floats.npy", inputs.numpy())
+    np.save(out / "large.npy", np.zeros((2, 1, 9, 9), np.float32))
+    (out / "images").mkdir()
+    for number in range(3):
+        Image.fromarray(raw[number, 0]).save(out / "images" / f"{number}.png")
+    jobs = {"raw": "raw.npy", "floats": "floats.npy", "images": "images", "large": "large.npy"}
+    ends = {
+        name: _call(
+            "apply", str(folder), str(out / given), "--checkpoint", "last", "--out", str(out / f"{name}_out.npy")
+        )
+        for name, given in jobs.items()
+    }
+    model = open_run(folder).model("last")
+    expected = np.array(model(inputs.movedim(1, -1).numpy(), training=False))
+    written = {name: np.load(out / f"{name}_out.npy") for name in jobs if (out / f"{name}_out.npy").exists()}
+    return {"ends": ends, "expected": expected, "written": written}
+
+
+def _call(*words: str) -> tuple[int, str]:
+    """A command of tutti in this process: its exit code and what it says."""
+    from tutti.cli.main import main
+
+    said, argv = io.StringIO(), sys.argv
+    sys.argv = ["tutti", *words]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main()
+    except SystemExit as end:
+        return int(end.code or 0), said.getvalue()
+    finally:
+        sys.argv = argv
+    raise AssertionError("the command does not end")
 
 
 def _refusal(out: Path, values: dict[str, Any] | None = None) -> tuple[str, str]:

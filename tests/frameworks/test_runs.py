@@ -36,8 +36,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.fixture(scope="module")
 def one(two: Found, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank came to."""
-    folder = two[0]["keras_plain"]["folder"]
-    return run_ranks(1, work.on_one_rank, tmp_path_factory.mktemp("one"), folder, modules=TENSORFLOW)[0]
+    folders = (two[0][name]["folder"] for name in ("keras_plain", "keras_lively"))
+    return run_ranks(1, work.on_one_rank, tmp_path_factory.mktemp("one"), *folders, modules=TENSORFLOW)[0]
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -276,3 +276,16 @@ def test_a_run_is_evaluated_exported_and_begun_with(one: dict[str, Any]) -> None
     assert start["valid_loss"] == pytest.approx(last["valid_loss"], rel=1e-6)
     record = json.loads((after["begun"] / "record.json").read_text())["init"]
     assert len(record["loaded"]) == len(run["weights"]) and record["missing"] == []
+
+
+def test_a_run_is_applied_to_bytes_numbers_and_images(one: dict[str, Any]) -> None:
+    found = one["applied"]
+    assert [found["ends"][name][0] for name in ("raw", "floats", "images")] == [0, 0, 0], found["ends"]
+    for name, count in (("raw", 70), ("floats", 70), ("images", 3)):
+        np.testing.assert_allclose(found["written"][name], found["expected"][:count], atol=1e-5)
+
+
+def test_inputs_that_a_network_of_keras_does_not_take_are_refused(one: dict[str, Any]) -> None:
+    code, said = one["applied"]["ends"]["large"]
+    assert code == 2 and "small_cnn fails for inputs of the shape [2, 1, 9, 9]" in said, said
+    assert "large" not in one["applied"]["written"]

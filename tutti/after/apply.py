@@ -113,42 +113,55 @@ def _is_dense(predict: Predict, shape: Sequence[int]) -> bool:
 
 def _predictor(run: OpenedRun, chosen: ChosenCheckpoint) -> Predict:
     """The model of a checkpoint as a function of batches, on a GPU where the recipe uses one."""
-    config = run.config
-    if config.framework != "torch":
-        return partial(_predict_in_keras, run.model(chosen.manifest.step))
-    from tutti.ranks.device import uses_gpus
+    name = run.config.model.name
+    compute = _in_torch(run, chosen) if run.config.framework == "torch" else _in_keras(run, chosen)
 
-    device = torch.device("cuda" if uses_gpus(config.runtime) else "cpu")
-    model = run.model(chosen.manifest.step).to(device)
-
-    @torch.no_grad()
     def predict(batch: torch.Tensor) -> torch.Tensor:
         try:
-            with autocast(config.precision, device):
-                found = model(batch.to(device))
+            found = compute(batch)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise DataError(
-                f"{config.model.name} fails for inputs of the shape {list(batch.shape)} and the type "
+                f"{name} fails for inputs of the shape {list(batch.shape)} and the type "
                 f"{str(batch.dtype).removeprefix('torch.')}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             ) from error
         if not isinstance(found, torch.Tensor) or not found.ndim or len(found) != len(batch):
-            raise DataError(
-                f"{config.model.name} gives a {type(found).__name__}: expected a tensor with a row a sample."
-            )
+            raise DataError(f"{name} gives a {type(found).__name__}: expected a tensor with a row a sample.")
         return found.float().cpu()
 
     return predict
 
 
-def _predict_in_keras(model: Any, batch: torch.Tensor) -> torch.Tensor:
+def _in_torch(run: OpenedRun, chosen: ChosenCheckpoint) -> Callable[[torch.Tensor], Any]:
+    from tutti.ranks.device import uses_gpus
+
+    config = run.config
+    device = torch.device("cuda" if uses_gpus(config.runtime) else "cpu")
+    model = run.model(chosen.manifest.step).to(device)
+
+    @torch.no_grad()
+    def compute(batch: torch.Tensor) -> Any:
+        with autocast(config.precision, device):
+            return model(batch.to(device))
+
+    return compute
+
+
+def _in_keras(run: OpenedRun, chosen: ChosenCheckpoint) -> Callable[[torch.Tensor], Any]:
+    model = run.model(chosen.manifest.step)
     import keras
 
     from tutti.frameworks.feed import as_arrays
 
-    inputs, _ = as_arrays((batch, batch))
-    return torch.from_numpy(np.array(keras.ops.convert_to_numpy(model(inputs, training=False)), np.float32))
+    def compute(batch: torch.Tensor) -> Any:
+        inputs, _ = as_arrays((batch, batch))
+        found = model(inputs, training=False)
+        if not keras.ops.is_tensor(found):
+            return found
+        return torch.from_numpy(np.array(keras.ops.convert_to_numpy(found), np.float32))  # also of bfloat16
+
+    return compute
 
 
 @contextlib.contextmanager
