@@ -10,9 +10,10 @@ import torch
 from rank_jobs import read_ledger, read_losses, run_ranks
 from torch.utils._pytree import tree_leaves
 
+import tutti
 from tutti.after.evaluate import check_split
 from tutti.after.run import open_run
-from tutti.errors import ConfigError
+from tutti.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.ranks
 # Killed between checkpoints and within a log window; of the second, in the part that L-BFGS steps.
@@ -119,3 +120,20 @@ def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
         "batch": "ConfigError: a global batch of 9 is larger than the 8 training samples",
     }
     assert {key: found[key][: len(text)] for key, text in begins.items()} == begins
+
+
+@pytest.mark.parametrize(
+    ("resume", "said"),
+    [
+        ("latest", "no run of 'own' in 'runs' has a checkpoint. Start one without resume, or give the path of a run"),
+        ("nowhere", "resume='nowhere': no such folder. Give a run folder or one of its checkpoints/step-*."),
+        (".", "resume='.' is neither a run folder nor a checkpoint inside one."),
+    ],
+)
+def test_a_checkpoint_that_a_script_asks_for_in_vain_is_told_by_its_argument(
+    resume: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        tutti.start("own", torch.utils.data.TensorDataset(torch.zeros(4, 1)), batch=2, epochs=1, resume=resume)
+    assert str(caught.value).startswith(said)

@@ -106,8 +106,17 @@ def find_latest(checkpoints: Path, warn: Callable[[str], None] = lambda text: No
     raise CheckpointError(f"{pointer} {held}. There is no complete checkpoint beside it.")
 
 
-def find_checkpoint(resume: str, out: str, recipe: str, warn: Callable[[str], None] = lambda text: None) -> Path:
-    """Find the checkpoint to resume: of the newest run, of a run folder, or a given one."""
+def find_checkpoint(
+    resume: str,
+    out: str,
+    recipe: str,
+    warn: Callable[[str], None] = lambda text: None,
+    in_script: bool = False,
+) -> Path:
+    """Find the checkpoint to resume: of the newest run, of a run folder, or a given one.
+
+    `in_script` says that a script has asked for it, by an argument of `tutti.start`, and not the command line.
+    """
     if resume == "latest":
         from tutti.runs.listing import find_runs
 
@@ -115,17 +124,18 @@ def find_checkpoint(resume: str, out: str, recipe: str, warn: Callable[[str], No
             in_study = run.folder.study.exists()  # only the study resumes its points
             if (run.folder.checkpoints / "latest").is_file() and not in_study:
                 return find_latest(run.folder.checkpoints, warn)
+        start = "Start one without resume" if in_script else f"Start one with: tutti train {recipe}"
         raise CheckpointError(
-            f"no run of {recipe!r} in {out!r} has a checkpoint. Start one with: tutti train {recipe}, "
+            f"no run of {recipe!r} in {out!r} has a checkpoint. {start}, "
             "or give the path of a run folder or of a checkpoint."
         )
-    path = Path(resume)
+    path, asked = Path(resume), f"resume={resume!r}" if in_script else f"--resume {resume}"
     if not path.is_dir():
-        raise CheckpointError(f"--resume {resume}: no such folder. Give a run folder or one of its checkpoints/step-*.")
+        raise CheckpointError(f"{asked}: no such folder. Give a run folder or one of its checkpoints/step-*.")
     if (path / "checkpoints").is_dir():
         return find_latest(path / "checkpoints", warn)
     if not (path.parent.parent / "config.yaml").is_file():
-        raise CheckpointError(f"--resume {resume} is neither a run folder nor a checkpoint inside one.")
+        raise CheckpointError(f"{asked} is neither a run folder nor a checkpoint inside one.")
     return path
 
 
@@ -215,10 +225,10 @@ def _offer(bad: Path) -> str:
     earlier = [folder for folder in others if step_of(folder) < step_of(bad)]
     for folder in earlier:
         if _is_good(folder):
-            return f" The last good one before it is {folder.name}: --resume {folder}"
+            return f" The last good one before it is {folder.name}: resume from {folder}"
     for folder in others:
         if folder not in earlier and _is_good(folder):
-            return f" There is no earlier good one; the newest good one is {folder.name}: --resume {folder}"
+            return f" There is no earlier good one; the newest good one is {folder.name}: resume from {folder}"
     return " There is no earlier good one."
 
 

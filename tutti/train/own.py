@@ -270,5 +270,7 @@ def start(
         "epochs": epochs,
     }
     config = resolve_values(values | recipe)
-    checkpoint = find_checkpoint(str(resume), config.out, config.recipe) if resume is not None else None
+    checkpoint = None
+    if resume is not None:
+        checkpoint = find_checkpoint(str(resume), config.out, config.recipe, in_script=True)
     return Run(OwnFramework(data), config, discover(os.environ), checkpoint)
