@@ -65,6 +65,18 @@ def test_muon_and_another_optimizer_have_one_and_two_states() -> None:
     assert parts.peak_bytes > parts.between_bytes + 2 * hidden, "a matrix is whole while it is orthogonalised"
 
 
+def test_averaged_weights_are_counted_between_steps_and_twice_in_validation() -> None:
+    plain = predict_on_cpu(optim={"name": "sgd", "lr": 0.1})
+    found = predict_on_cpu(optim={"name": "sgd", "lr": 0.1}, ema={"decay": 0.99})
+    assert found.between_bytes == plain.between_bytes + PARAMETERS_OF_MLP
+    # A step has weights, averages and gradients; validation has weights, averages and the weights kept aside.
+    assert found.phase in ("backward", "optimizer", "validation")
+    assert found.peak_bytes == pytest.approx(plain.peak_bytes + PARAMETERS_OF_MLP, rel=0.02)
+    parts = predict_on_cpu(ranks=4, ema={"decay": 0.99}, parallel={"shard": "all"})
+    whole = predict_on_cpu(ranks=4, parallel={"shard": "all"})
+    assert parts.between_bytes == pytest.approx(whole.between_bytes + PARAMETERS_OF_MLP / 4, rel=1e-2)
+
+
 def test_data_parallel_ranks_keep_the_buckets_of_gradients() -> None:
     found = predict_on_cpu(ranks=4)
     assert (found.micro_batch, found.ranks) == (16, 4)

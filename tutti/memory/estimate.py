@@ -15,6 +15,7 @@ from tutti.ranks.device import uses_gpus
 from tutti.train.memory import device_memory
 
 _STATES = 6  # weights, gradients and their buckets, two states of an optimizer, and temporaries of its step
+_AVERAGES = 2  # averaged weights, and the trained ones that are kept aside in validation
 _ORTHOGONAL = 6  # times what Muon orthogonalises at once: small matrices together, or one that is larger
 _ORTHOGONAL_BYTES = 16 << 20
 _KEPT = 4  # times an output of a layer: before and after its activation, and their gradients
@@ -54,7 +55,8 @@ def estimate_most(config: RunConfig, ranks: int) -> int:
     positions = math.prod(sizes[1:] if len(sizes) > 1 else sizes)
     activations = 4 * _KEPT * features * positions * max(plan.micro_batch, config.batch.eval or 1)
     batches = _BATCHES * plan.per_rank_batch * (samples.inputs.nbytes + samples.targets.nbytes)
-    most = _PROCESS_BYTES + _STATES * sum(each.nbytes for each in weights) + activations + batches
+    states = _STATES + (_AVERAGES if config.ema else 0)
+    most = _PROCESS_BYTES + states * sum(each.nbytes for each in weights) + activations + batches
     if config.optim.name == "muon":
         most += _ORTHOGONAL * max([_ORTHOGONAL_BYTES, *(each.nbytes for each in weights)])
     return most

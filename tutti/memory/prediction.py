@@ -30,6 +30,7 @@ from tutti.memory.samples import Samples, describe_samples
 from tutti.memory.stages import predict_stages
 from tutti.memory.tracking import (
     ACTIVATIONS,
+    AVERAGES,
     BATCH,
     GRADIENTS,
     TEMPORARIES,
@@ -42,6 +43,7 @@ from tutti.parallel.mesh import Mesh
 from tutti.parallel.recompute import recompute
 from tutti.parallel.shard import shard_model, without_reduction
 from tutti.ranks.device import applies
+from tutti.train.ema import AveragedWeights
 from tutti.train.learner import autocast, channels_last
 from tutti.train.spread import prepare_space, recomputed_units
 from tutti.train.torch import build_loss
@@ -74,7 +76,10 @@ def predict(
             weights = mesh.weights if plan.layout.shard > 1 else None  # made of real tensors: before the fake mode
             part = find_part(plan.layout, 0)
             with make_fake_mode():
-                between = _run(_build(config, plan, target, samples, weights, part), tracker)
+                rank = _build(config, plan, target, samples, weights, part)
+                between = _run(
+                    rank, AveragedWeights(rank.model, config.ema.decay, mesh) if config.ema else None, tracker
+                )
     except TuttiError:
         raise
     except Exception as error:
@@ -155,16 +160,23 @@ def _build(
 # What it does.
 
 
-def _run(rank: _Rank, tracker: MemoryTracker) -> int:
+def _run(rank: _Rank, averages: AveragedWeights | None, tracker: MemoryTracker) -> int:
     """Make a step after one in which the optimizer has made its state; the bytes that are there after it."""
     mark_rank(rank.model, rank.batches, tracker)
+    if averages:
+        tracker.mark(averages.state.values(), AVERAGES)
     with tracked(tracker, rank.device):
         make_optimizer_state(rank.parameters, rank.optimizer, tracker)
         _end_step(rank, tracker)
         tracker.restart()
         _step(rank, tracker)
         between = sum(tracker.now().values())
-        if rank.eval_batch > rank.micro_batch:
+        if averages:
+            averages.update()
+            tracker.begin("validation", AVERAGES)
+            with averages.in_use():  # which keeps the trained weights aside
+                _validate(rank, tracker)
+        elif rank.eval_batch > rank.micro_batch:
             _validate(rank, tracker)
     return between
 

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, BATCH = "parameters", "gradients", "optimizer state", "buffers", "batch"
 ACTIVATIONS, GATHERED, TEMPORARIES, WORKSPACE = "activations", "gathered weights", "temporaries", "workspace"
+AVERAGES = "averaged weights"
 KINDS: tuple[str, ...] = (
     PARAMETERS,
     GRADIENTS,
     OPTIMIZER,
+    AVERAGES,
     BUFFERS,
     BATCH,
     ACTIVATIONS,
