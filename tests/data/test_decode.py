@@ -13,7 +13,7 @@ from PIL import Image
 
 from tutti.data import decode
 from tutti.data.decode import Choose, View, centre_view, crop_view
-from tutti.data.jpeg_blocks import cut_blocks, find_frame
+from tutti.data.jpeg_blocks import add_table, cut_blocks, find_frame
 from tutti.data.packed.encode import shrink
 
 simplejpeg: Any = pytest.importorskip("simplejpeg")
@@ -92,7 +92,7 @@ def test_a_shrunk_image_shows_the_same_part(seed: int) -> None:
 @pytest.mark.parametrize("subsampling", ["4:2:0", "4:2:2", "4:4:4"])
 def test_cut_blocks_have_the_pixels_of_the_whole(mode: str, width: int, height: int, subsampling: str) -> None:
     options = {} if mode == "L" else {"subsampling": subsampling}
-    content = jpeg(photo(width, height).convert(mode), restart_marker_blocks=1, **options)
+    content = add_table(jpeg(photo(width, height).convert(mode), restart_marker_blocks=1, **options))
     whole, frame = simplejpeg.decode_jpeg(content), find_frame(content)
     assert frame is not None and (frame.width, frame.height) == (width, height)
     generator = random.Random(0)
@@ -111,12 +111,30 @@ def test_cut_blocks_have_the_pixels_of_the_whole(mode: str, width: int, height: 
 
 def test_files_whose_blocks_are_not_apart_are_left_whole() -> None:
     image = photo(100, 80)
-    assert find_frame(jpeg(image, restart_marker_blocks=1)) is not None
     for content in (jpeg(image), jpeg(image, progressive=True), jpeg(image, restart_marker_rows=1), b"", b"\xff\xd8"):
-        assert find_frame(content) is None
-    content = jpeg(image, restart_marker_blocks=1)
-    for length in range(0, len(content), 37):
-        find_frame(content[:length])
+        assert add_table(content) == content and find_frame(content) is None
+    apart = jpeg(image, restart_marker_blocks=1)
+    assert find_frame(apart) is None, "without a table of its blocks"
+    whole = add_table(apart)
+    assert whole.startswith(apart) and find_frame(whole) is not None
+    with Image.open(io.BytesIO(whole)) as opened, Image.open(io.BytesIO(apart)) as expected:
+        assert np.array_equal(np.asarray(opened), np.asarray(expected))
+    for length in range(0, len(apart), 37):
+        assert add_table(apart[:length]) == apart[:length], "a file that is cut short"
+        find_frame(whole[:length] + whole[-6:])
+
+
+def test_a_table_of_other_blocks_is_found_and_the_image_decoded_whole() -> None:
+    content = add_table(jpeg(photo(100, 80), restart_marker_blocks=1))
+    changed = bytearray(content)
+    changed[-8] ^= 1  # the size of the last block
+    frame = find_frame(bytes(changed))
+    assert frame is not None
+    with pytest.raises(ValueError, match="other blocks than its header says"):
+        cut_blocks(bytes(changed), frame, slice(0, 50), slice(0, 50))
+    view = partial(centre_view, share=0.5)
+    found, expected = (decode_view(each, 40, view, (100, 80)).astype(int) for each in (bytes(changed), content))
+    assert np.abs(found - expected).max() <= 3
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "grey", "cmyk", "png", "progressive"])

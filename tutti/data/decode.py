@@ -18,7 +18,8 @@ try:
 except ImportError:  # an extra; Pillow decodes all formats, more slowly
     simplejpeg = None
 
-_resize = torch.ops.aten._upsample_bilinear2d_aa.out
+# As torch.nn.functional.interpolate calls it, which has no `out`.
+_resize = torch._C._nn._upsample_bilinear2d_aa  # pyright: ignore[reportAttributeAccessIssue]
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the image
 Span = tuple[int, int]  # first output pixel, and the one after the last
 _TRIES = 10

@@ -167,24 +167,27 @@ def _check_options(
 
 def normalise(inputs: torch.Tensor) -> torch.Tensor:
     """Normalises a batch of bytes with ImageNet's mean and standard deviation."""
-    scale, offset = _normalisation(inputs.device)
-    # With one factor for each number of a row of pixels, memory is passed over in long runs.
     width = inputs.shape[-1]
+    scale, offset = _normalisation(inputs.device, width)
     rows = inputs.permute(0, 2, 3, 1).flatten(2)
     if inputs.device.type == "cpu":
         finished = torch.from_numpy(np.empty(rows.shape, np.float32))  # NumPy asks for huge pages, torch does not
     else:
         finished = torch.empty(rows.shape, dtype=torch.float32, device=inputs.device)
-    torch.addcmul(offset.repeat(width), finished.copy_(rows), scale.repeat(width), out=finished)
+    torch.addcmul(offset, finished.copy_(rows), scale, out=finished)
     return finished.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
 
 
 @cache
-def _normalisation(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scale and offset of each channel, copied to a device once."""
+def _normalisation(device: torch.device, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns scale and offset of each number of a row of pixels, copied to a device once.
+
+    With one factor for each number of a row, memory is passed over in long runs.
+    """
     with torch.inference_mode(False):
         mean, std = (torch.tensor(values, dtype=torch.float64) for values in (MEAN, STD))
-        return (1 / (255 * std)).to(device, torch.float32), (-mean / std).to(device, torch.float32)
+        scale, offset = (each.to(torch.float32).repeat(width) for each in (1 / (255 * std), -mean / std))
+        return scale.to(device), offset.to(device)
 
 
 def _reason(error: Exception, content: bytes) -> str:

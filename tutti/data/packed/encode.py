@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tutti.data.image_files import as_rgb
+from tutti.data.jpeg_blocks import add_table
 from tutti.data.packed.sources import PackSource, SourceSplit
 from tutti.errors import ConfigError
 
@@ -58,7 +59,7 @@ def encode(samples: SourceSplit, index: int, kind: str, options: PackOptions) ->
 def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, int]:
     """Returns an image with its shorter side at most `size`, a new suffix if it has one, and its width and height.
 
-    A shrunk image is a JPEG with a restart marker after every block, so that those of a crop can be decoded alone.
+    A shrunk image is a JPEG whose blocks can be decoded alone, so that a reader decodes those of a crop.
     """
     from PIL import Image
 
@@ -78,7 +79,7 @@ def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, in
         plain.resize(wanted, Image.Resampling.BICUBIC).save(
             stored, "JPEG", quality=quality, restart_marker_blocks=1, exif=b"", icc_profile=None
         )
-    return stored.getvalue(), ".jpg", width, height
+    return add_table(stored.getvalue()), ".jpg", width, height
 
 
 def encode_chunk(shared: tuple[PackSource, str, PackOptions], chunk: range) -> list[PackedSample]:
