@@ -18,16 +18,19 @@ batches of 64; a record is one `pread`, eight of them at a time:
 
 - random: the keyed order;
 - blocks: blocks of 16 MiB in windows of 4, read ahead in sequence by a thread as the loader announces them;
+- packed, random and packed, blocks: the same orders of records that `tutti data pack` wrote into shards of 16 MiB, by
+  the dataset `packed` in two loader processes; a thread of the rank reads the shards of a window ahead;
 - in sequence: the file from its beginning, 1 MiB at a time, without records. This is the limit.
 
 The kernel throttles the disk to --megabytes and --requests a second, which a hard disk or a busy shared file system
 has, through the blkio controller of cgroup v1 (as root). Without it nothing is throttled, and the table says so. The
-page cache is dropped for the file before each trial. Clock: time.perf_counter around an epoch, or --seconds of one,
+page cache is dropped for all files before each trial. Clock: time.perf_counter around an epoch, or --seconds of one,
 with the wait for the first batch. Contenders alternate; ratios are within each trial.
 """
 
 import argparse
 import contextlib
+import gc
 import os
 import statistics
 import tempfile
@@ -48,10 +51,14 @@ from tutti.config.load import load
 from tutti.config.plan import Plan
 from tutti.data.loader import Loader
 from tutti.data.order import SampleOrder, make_order
+from tutti.data.packed.arrays import packed_arrays
+from tutti.data.packed.encode import PackOptions
+from tutti.data.packed.sources import DatasetSamples, PackSource
+from tutti.data.packed.write import pack
 
 RANKS, PER_RANK, RANK = 8, 256, 3
 WINDOW = 8
-BATCH, READ_WINDOW, BLOCK_BYTES, CHUNK = 64, 4, 16 << 20, 1 << 20
+BATCH, READ_WINDOW, BLOCK_BYTES, CHUNK, WORKERS = 64, 4, 16 << 20, 1 << 20, 2
 CPU = torch.device("cpu")
 CGROUPS = Path("/sys/fs/cgroup/blkio")
 
@@ -181,16 +188,48 @@ def records_per_second(path: Path, record_bytes: int, overrides: tuple[str, ...]
     """Reads an epoch, or so many seconds of one, in an order."""
     records = Records(path, record_bytes)
     try:
-        plan = Plan(Layout(1), BATCH, BATCH, BATCH, len(records), epochs=1)
-        order = make_order(load("digits", *overrides), plan, records)
-        began, taken, passed = time.perf_counter(), 0, 0.0
-        for batch in Loader(records, plan, order, 0, CPU, workers=0, prefetch=0).steps(0):
+        return read_records(records, overrides, seconds, workers=0)
+    finally:
+        records.close()
+
+
+def read_records(records: Any, overrides: tuple[str, ...], seconds: float, workers: int) -> float:
+    """Takes the batches of an epoch, or of so many seconds of one, from tutti's loader; returns records a second."""
+    plan = Plan(Layout(1), BATCH, BATCH, BATCH, len(records), epochs=1)
+    order = make_order(load("digits", *overrides), plan, records)
+    began, taken, passed = time.perf_counter(), 0, 0.0
+    batches = Loader(records, plan, order, 0, CPU, workers, prefetch=0).steps(0)
+    with contextlib.closing(batches):  # pyright: ignore[reportArgumentType]
+        for batch in batches:
             taken, passed = taken + len(batch.ids), time.perf_counter() - began
             if passed > seconds:
                 break
-        return taken / passed
-    finally:
-        records.close()
+    return taken / passed
+
+
+class Noise:
+    """Records to pack: random bytes of one size, with the label 0."""
+
+    def __init__(self, count: int, record_bytes: int, seed: int) -> None:
+        self._count, self._bytes, self._seed = count, record_bytes, seed
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.random.default_rng([self._seed, index]).integers(0, 256, self._bytes, np.uint8), 0
+
+
+def pack_noise(records: Noise, folder: Path) -> Path:
+    """Packs records into shards of 16 MB."""
+    source = PackSource("arrays", [], {"train": DatasetSamples(records, "noise")})
+    pack(lambda: source, "noise", folder, PackOptions(shard_mb=BLOCK_BYTES / 1e6), workers=2)
+    return folder
+
+
+def packed_per_second(folder: Path, overrides: tuple[str, ...], seconds: float) -> float:
+    """Reads an epoch of packed records, or so many seconds of one, in an order."""
+    return read_records(packed_arrays("train", str(folder)), overrides, seconds, WORKERS)
 
 
 def sequence_per_second(path: Path, record_bytes: int, seconds: float) -> float:
@@ -204,12 +243,15 @@ def sequence_per_second(path: Path, record_bytes: int, seconds: float) -> float:
         os.close(file)
 
 
-def drop_cache(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
+def drop_cache(folder: Path) -> None:
+    """Drops the page cache of all files of a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
 
 
 def measure_reading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -221,18 +263,22 @@ def measure_reading(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             file.write(generator.bytes(1 << 20))
         file.flush()
         os.fsync(file.fileno())
-    blocks = ("data.shuffle=blocks", f"data.shuffle_window={READ_WINDOW}")
+    packed = pack_noise(Noise(path.stat().st_size // size, size, args.seed), folder / "packed")
+    random, blocks = ("data.shuffle=keyed",), ("data.shuffle=blocks", f"data.shuffle_window={READ_WINDOW}")
     contenders: dict[str, Callable[[], float]] = {
-        "random": lambda: records_per_second(path, size, ("data.shuffle=keyed",), args.seconds),
+        "random": lambda: records_per_second(path, size, random, args.seconds),
         "blocks": lambda: records_per_second(path, size, blocks, args.seconds),
+        "packed, random": lambda: packed_per_second(packed, random, args.seconds),
+        "packed, blocks": lambda: packed_per_second(packed, blocks, args.seconds),
         "in sequence": lambda: sequence_per_second(path, size, args.seconds),
     }
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     limited = []
     for _, name in measure.alternating(list(contenders), args.trials):
-        drop_cache(path)
+        drop_cache(folder)
         with throttled(path, args.megabytes * 10**6, args.requests) as done:
             rates[name].append(contenders[name]())
+            gc.collect()  # ends the thread that reads ahead
         limited.append(done)
     return {"throttled": all(limited), "rates": rates}
 
@@ -296,11 +342,16 @@ def main() -> None:
         reading = measure_reading(args, Path(folder))
     show_reading(reading, args)
     few, many = (orders["keyed"][str(samples)] for samples in (min(args.samples), max(args.samples)))
-    in_sequence = measure.paired(reading["rates"]["blocks"], reading["rates"]["in sequence"])
+    rates = reading["rates"]
+    shares = {
+        name: measure.paired(rates[name], rates["in sequence"])["median"] for name in ("blocks", "packed, blocks")
+    }
     bars = {
         "keyed: at most 64 KiB at the most samples": many["peak_bytes"] <= 1 << 16,
         "keyed: a step at most 1.5 times that of the fewest samples": many["step_seconds"] <= 1.5 * few["step_seconds"],
-        f"blocks: at least 0.8 of reading in sequence ({in_sequence['median']:.2f})": in_sequence["median"] >= 0.8,
+    }
+    bars |= {
+        f"{name}: at least 0.8 of reading in sequence ({share:.2f})": share >= 0.8 for name, share in shares.items()
     }
     measure.print_verdict(bars)
     measure.write_json(

@@ -1,6 +1,7 @@
 """ImageNet and similar datasets: images of classes in a folder tree or in packed shards, decoded by loader workers."""
 
 import os
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class ImageTree:
     ) -> None:
         self._files = files
         self.stage = getattr(files, "stage", None)
-        self.blocks: list[int] | None = getattr(files, "blocks", None)  # for data.shuffle=blocks; a tree has none
+        # For data.shuffle=blocks; a tree has none.
+        self.blocks: list[int] | None = getattr(files, "blocks", None)
+        self.read_ahead: Callable[[list[tuple[int, int]]], None] | None = getattr(files, "read_ahead", None)
         self._size = size
         self._choose = choose
         self._replaces = replaces

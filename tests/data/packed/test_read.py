@@ -1,7 +1,9 @@
 """Packed images in the place of a tree: the same order, labels and draws, and damage that is found."""
 
 import json
+import multiprocessing
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rank_jobs import read_ledger, read_losses, run_ranks, train
+from waiting import HUNG_SECONDS, wait_until
 
 from tutti.config.layout import Layout
+from tutti.config.load import load
 from tutti.config.plan import Plan
 from tutti.data.image_tree import image_tree
 from tutti.data.loader import Loader
 from tutti.data.make_images import make_images
-from tutti.data.order import SampleOrder
+from tutti.data.order import SampleOrder, make_order
 from tutti.data.packed.encode import PackOptions
 from tutti.data.packed.index import PackedSamples
+from tutti.data.packed.open_shards import ReadAhead
+from tutti.data.packed.shards import BLOCK
 from tutti.data.packed.sources import open_source
 from tutti.data.packed.verify import verify
 from tutti.data.packed.write import pack
@@ -225,3 +231,83 @@ def test_other_formats_are_read_from_shards(tmp_path: Path) -> None:
         dataset = image_tree("train", str(path), size=24, augment="none")
         images = [pair[0].float() for pair in (dataset[index] for index in range(5)) if pair is not None]
         assert all((image - images[-1]).abs().mean() < 12 for image in images)
+
+
+# Read ahead.
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A file in the place of a shard."""
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(3_000_000))
+    return path
+
+
+@pytest.mark.ranks
+def test_a_block_is_read_in_sequence_and_readers_wait_for_their_part(shard: Path) -> None:
+    may_read = threading.Event()
+
+    def path(number: int) -> Path:
+        assert may_read.wait(HUNG_SECONDS)
+        return shard
+
+    ahead = ReadAhead(path, 2)
+    ahead.wait(0, 10_000)  # nothing is to come
+    ahead.add(1, 512, 2_500_000)
+    ahead.wait(0, 10_000)
+    context = multiprocessing.get_context("fork")
+    readers = [context.Process(target=ahead.wait, args=(1, end)) for end in (100_000, 2_500_000, 9_000_000)]
+    for reader in readers:
+        reader.start()
+    assert all(reader.is_alive() for reader in readers)
+    may_read.set()
+    for reader in readers:
+        wait_until(lambda reader=reader: not reader.is_alive(), lambda: "a reader still waits")
+        assert reader.exitcode == 0
+    assert ahead._places[1] == 2_500_000
+
+
+def test_a_shard_that_cannot_be_read_ahead_is_left_to_its_reader(shard: Path) -> None:
+    ahead = ReadAhead(lambda number: shard if number else shard.with_name("missing"), 2)
+    ahead.add(0, 0, 1000)
+    ahead.add(1, 0, 9_000_000)  # longer than it is
+    for number in range(2):
+        ahead.wait(number, 1000)
+
+
+def test_the_thread_ends_with_its_owner(shard: Path) -> None:
+    ahead = ReadAhead(lambda _: shard, 1)
+    ahead.add(0, 0, 3_000_000)
+    thread = ahead._thread
+    del ahead
+    assert thread is not None
+    thread.join(HUNG_SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packed_blocks_are_announced_and_read_once_an_epoch(shrunk: Path, workers: int) -> None:
+    """Batches are those of an order without reading ahead, and every byte of each shard's samples is announced."""
+    dataset: Any = image_tree("train", str(shrunk), size=32)
+    samples = dataset._files._samples
+    plan = Plan(Layout(1), 5, 5, 5, len(dataset), 2)
+    order = make_order(load("digits", "data.shuffle=blocks", "data.shuffle_window=2"), plan, dataset)
+    told: list[tuple[int, int, int]] = []
+    add = samples._ahead.add
+    samples._ahead.add = lambda *given: (told.append(given), add(*given))
+    batches = list(Loader(dataset, plan, order.copy(), 0, CPU, workers, prefetch=0).steps(0))
+    ends = [int(records["offset"][-1] + records["length"][-1]) for records in by_shard(samples)]
+    assert sorted(told) == sorted(2 * [(shard, BLOCK, end) for shard, end in enumerate(ends)])
+    assert samples._ahead._places.tolist() == ends
+    dataset.read_ahead = None
+    plain = list(Loader(dataset, plan, order.copy(), 0, CPU, 0, prefetch=0).steps(0))
+    for batch, expected in zip(batches, plain, strict=True):
+        pairs = zip(batch.micro_batches[0], expected.micro_batches[0], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def by_shard(samples: PackedSamples) -> list[np.ndarray]:
+    records = samples.index.records
+    return [records[records["shard"] == shard] for shard in range(len(samples.index.shard_bytes))]

@@ -1,6 +1,7 @@
 """Packed arrays as a map-style dataset."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class PackedArrays:
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def read_ahead(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Has a thread read blocks of samples in sequence."""
+        self._samples.read_ahead(blocks)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
         try:

@@ -1,7 +1,7 @@
 """The images of a packed split, in the place of the files of a folder tree."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,10 @@ class PackedImages:
     def blocks(self) -> list[int]:
         """The first image of each shard."""
         return self._samples.blocks(len(self))
+
+    def read_ahead(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Has a thread read blocks of images in sequence."""
+        self._samples.read_ahead(blocks)
 
     def label(self, index: int) -> int:
         return self._samples.label(index)

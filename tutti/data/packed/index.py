@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tutti.data.packed.open_shards import OpenShards
+from tutti.data.packed.open_shards import OpenShards, ReadAhead
 from tutti.data.packed.staging import Stage, StagedShards
 from tutti.errors import DataError
 from tutti.runs.files import read_dataclass, write_durably
@@ -193,6 +193,7 @@ class PackedSamples:
             _check_size(folder / shard_name(split, shard), size)
         self._path = partial(shard_path, folder, split)
         self._open = OpenShards(self._path)
+        self._ahead = ReadAhead(self._path, max(self.index.shard_bytes, default=0) + 1)
 
     def __reduce__(self) -> Any:
         return PackedSamples, (self.folder, self.split, self.staged)
@@ -210,6 +211,16 @@ class PackedSamples:
         """The first sample of each shard, up to a number of samples."""
         return np.unique(self.index.records["shard"][:samples], return_index=True)[1].tolist()
 
+    def read_ahead(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Has a thread read the samples of blocks in sequence; copies on a disk of the host are not read ahead."""
+        if self.staged is not None:
+            return
+        for first, last in blocks:
+            records = self.index.records[first:last]
+            for shard in np.unique(records["shard"]).tolist():
+                own = records[records["shard"] == shard]
+                self._ahead.add(shard, int(own["offset"].min()), int((own["offset"] + own["length"]).max()))
+
     def label(self, index: int) -> int:
         return int(self.index.records["label"][index])
 
@@ -226,6 +237,7 @@ class PackedSamples:
             if zlib.crc32(content) == record["checksum"]:
                 return content
             self.staged.give_up(shard, "a sample has a wrong checksum")
+        self._ahead.wait(shard, offset + length)
         content = self._open.read(shard, length, offset)
         if zlib.crc32(content) != record["checksum"]:
             raise ValueError("its checksum is wrong")
