@@ -340,6 +340,11 @@ def check(variants: Sequence[Variant], ranks: int, trials: int, seconds: float) 
             raise ConfigError(
                 f"framework={variant.config.framework} cannot be measured: expected torch. Trace it with log.profile."
             )
+        if variant.config.step is not None:
+            raise ConfigError(
+                f"step={variant.config.step.name} cannot be measured in parts: expected a recipe without step. Measure "
+                "whole runs with tutti scale, or trace the step with tutti profile."
+            )
         check_parts(variant.config, ranks)
 
 

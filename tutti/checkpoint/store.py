@@ -99,13 +99,14 @@ def resume_from(folder: Path) -> list[int]:
 def write_state(
     folder: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | tuple[()],
     group: Group,
     in_stages: bool = False,
     averages: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[Path]:
     """Write a model of torch, its averages and its optimizer from all ranks; every rank sums up its share of the files.
 
+    Without an optimizer, `()`, the model alone is written.
     With `in_stages` ranks hold different layers, by the names that these have in the whole model.
     """
     with _quiet():
@@ -120,7 +121,7 @@ def write_state(
 def load_state(
     folder: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | tuple[()],
     averages: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> None:
     """Read a verified checkpoint into a model of torch, averages and the optimizer, on any number of ranks."""
@@ -180,7 +181,9 @@ def check_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def _state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, averages: Mapping[str, torch.Tensor] = MappingProxyType({})
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | tuple[()],
+    averages: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}

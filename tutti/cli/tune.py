@@ -91,6 +91,11 @@ def _check(config: RunConfig, minutes: float, allow: list[str]) -> None:
             raise ConfigError(f"--allow {word}: expected one of {', '.join(ALLOWED)}.{nearest(word, ALLOWED)}")
     if config.framework != "torch":
         raise ConfigError(f"framework={config.framework} cannot be tuned: expected torch. Set framework=torch.")
+    if config.step is not None:
+        raise ConfigError(
+            f"step={config.step.name} cannot be tuned: expected a recipe without step, whose settings tutti can try. "
+            "Trace the step with tutti profile."
+        )
 
 
 def _show_change(change: TriedChange) -> None:

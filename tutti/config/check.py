@@ -47,8 +47,9 @@ def check_measured(given: str, metric: str, config: RunConfig, metrics: Iterable
 def check_parts(config: RunConfig, world_size: int, local_size: int | None = None) -> None:
     """Check what does not depend on data: names that cannot be imported, batches that do not split."""
     if config.framework == "torch":
-        for part in (config.data, config.model, config.loss, config.optim):
-            part.locate()
+        for part in (config.data, config.model, config.loss, config.optim, config.step):
+            if part is not None:
+                part.locate()
         config.metric_functions()
     else:
         check_installed(config)

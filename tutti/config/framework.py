@@ -55,6 +55,33 @@ def _refuse_with_torch(config: RunConfig) -> None:
             f"log.profile={list(config.log.profile)} with framework=torch: the profiler is TensorFlow's. "
             "Set framework=tensorflow, or leave log.profile out."
         )
+    if config.step is not None:
+        _refuse_with_step(config, f"step={config.step.name}")
+
+
+def _refuse_with_step(config: RunConfig, step: str) -> None:
+    """Refuse what only steps of tutti's own do, with how the function does it."""
+    refused: dict[str, tuple[object, str]] = {}
+    for name, section, instead in (
+        ("parallel", config.parallel, "every rank holds whole models"),
+        ("ddp", config.ddp, "run.backward averages gradients"),
+    ):
+        usual = _defaults(section)
+        refused |= {f"{name}.{key}": (value, instead) for key, value in section if value != usual[key]}
+    if config.batch.micro is not None:
+        refused["batch.micro"] = config.batch.micro, "the function gets the whole batch of its rank, and may split it"
+    if config.precision != "fp32":
+        refused["precision"] = config.precision, "the function chooses it with torch.autocast"
+    if config.optim.clip_norm is not None:
+        instead = "the function clips with torch.nn.utils.clip_grad_norm_ after run.backward"
+        refused["optim.clip_norm"] = config.optim.clip_norm, instead
+    if config.speed.compile:
+        refused["speed.compile"] = config.speed.compile, "call compile() of each model where it is made"
+    if config.log.noise_scale:
+        refused["log.noise_scale"] = "true", "only the function knows the gradients of its step"
+    for key, (value, instead) in refused.items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"{key}={shown} with {step}: {instead}. Leave {key} out, or leave step out.")
 
 
 def _check_parts(config: RunConfig) -> None:
@@ -93,6 +120,11 @@ def _check_options(config: RunConfig) -> None:
         raise ConfigError(
             f"ema.decay={config.ema.decay:g} with {framework}: averaged weights exist in torch. "
             "Leave ema out, or set framework=torch."
+        )
+    if config.step is not None:
+        raise ConfigError(
+            f"step={config.step.name} with {framework}: steps of your own exist in torch. "
+            "Leave step out, or set framework=torch."
         )
     backend = keras_backend(config)
     if config.log.profile is not None and backend != "tensorflow":

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from tutti.config.options import PartOptions
+from tutti.config.options import PartOptions, StepOptions
 from tutti.config.parts import METRICS, SECTIONS, OneOf, names_of
 from tutti.config.run import RunConfig
 from tutti.config.schema import Section
@@ -52,6 +52,8 @@ def recipe_schema() -> Schema:
         definitions[name] = _section(name, section, definitions)
         required[name] = ["name", *_common([required[kind.__name__] for kind in section.built_in])]
     keys["metrics"]["items"] = _name(list(METRICS))
+    _complete_name(definitions[StepOptions.__name__], StepOptions)
+    keys["step"]["anyOf"].append({"type": "string", **_OWN_OBJECT})
     keys["extends"] = {"type": "string", "description": "A run of this file, a built-in recipe, or another file."}
     within = {key: {"required": need} for key, schema in keys.items() if (need := required.get(_target(schema)))}
     run["if"] = {"not": {"required": ["extends"]}}  # a run that extends another one has the keys of that one, too

@@ -48,7 +48,9 @@ class Layers:
 
     def merge(self, given: Mapping[str, Any], source: str) -> None:
         """Add a layer whose texts are final."""
-        for place in (*((section,) for section in parts.SECTIONS), *parts.WITHIN):
+        if isinstance(given.get("step"), str):  # short for its name
+            given = {**given, "step": {"name": given["step"]}}
+        for place in (*((section,) for section in (*parts.SECTIONS, "step")), *parts.WITHIN):
             new, old = _name_in(given, place), _name_in(self.values, place)
             if None not in (new, old) and new != old:  # options of another part do not apply
                 self._drop(place)

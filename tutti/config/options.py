@@ -67,6 +67,17 @@ class UserPartOptions(PartOptions):
     model_config = ConfigDict(extra="allow")
 
 
+class StepOptions(UserPartOptions):
+    """A user's own training step, a function named `package.module:function`; its options are keyword arguments."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_own(cls, name: str) -> str:
+        if ":" not in name:
+            raise ValueError(f"{name!r}: expected module:function, a training step of your own.")
+        return name
+
+
 class DatasetOptions(PartOptions):
     """A source of training and validation samples."""
 

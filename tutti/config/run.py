@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from tutti.config.options import locate
+from tutti.config.options import StepOptions, locate
 from tutti.config.parts import METRICS, CrossEntropyOptions, DatasetPart, LossPart, ModelPart, OptimizerPart
 from tutti.config.recipes import dump_yaml
 from tutti.config.schema import (
@@ -44,6 +44,7 @@ class RunConfig(Section):
     loss: LossPart = CrossEntropyOptions()
     metrics: tuple[str, ...] = ("accuracy",)
     optim: OptimizerPart
+    step: StepOptions | None = None  # module:function, which makes a training step in place of loss and optimizer
     init: InitConfig | None = None  # weights to begin with
     batch: BatchConfig
     schedule: ScheduleConfig = ScheduleConfig()
@@ -70,6 +71,11 @@ class RunConfig(Section):
                 known = ", ".join(METRICS)
                 raise ValueError(f"unknown metric {name!r}: expected {known} or module:object.{nearest(name, METRICS)}")
         return names
+
+    @field_validator("step", mode="before")
+    @classmethod
+    def _named_step(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
     @field_validator("stop_at", mode="before")
     @classmethod

@@ -34,7 +34,7 @@ def could_matter(config: RunConfig, ranks: int, local_size: int) -> bool:
     Only parts of tutti itself are asked, whose shapes are known before any data is read: the code of users runs in
     their ranks alone.
     """
-    if config.framework != "torch" or ":" in config.model.name or not tells_shape(config):
+    if config.framework != "torch" or config.step or ":" in config.model.name or not tells_shape(config):
         return False
     try:
         memory = device_memory(choose_kind(config), local_size)

@@ -58,6 +58,11 @@ def predict(
     """
     if config.framework != "torch":
         raise ConfigError(f"framework={config.framework}: expected torch, whose memory alone can be predicted.")
+    if config.step is not None:
+        raise ConfigError(
+            f"step={config.step.name}: expected a recipe without step, whose memory alone can be predicted. "
+            "Train a few steps, and read the memory in `tutti runs`."
+        )
     target = torch.device(device)
     samples = samples or describe_samples(config)
     plan = make_plan(config, ranks, samples.count, local_size)

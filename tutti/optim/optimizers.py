@@ -1,5 +1,6 @@
 """Optimizers by name, with fused kernels where possible."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ def build_optimizer(
     if isinstance(config, MuonOptions):
         return _build_muon(config, model, hidden)
     return _build_for(config, [parameter for parameter in model.parameters() if parameter.requires_grad])
+
+
+def build_optimizers(config: OptimizerOptions, model: nn.Module) -> Any:
+    """Builds what a step of the user's own gets: the optimizer that a recipe names, or what a function makes.
+
+    A function of the user's takes the model, and returns an optimizer or a mapping from names to optimizers.
+    """
+    if config.target:
+        return build_optimizer(config, model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made = parts.call(config.locate(), "optim", config.options(), params=trained, model=model)
+    for each in made.values() if isinstance(made, Mapping) else [made]:
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise ConfigError(
+                f"optim.name={config.name!r} gave a {type(each).__name__}: expected an optimizer, or a mapping from "
+                "names to optimizers."
+            )
+    return made
 
 
 def hidden_weights(config: OptimizerOptions, model: nn.Module) -> frozenset[str] | None:

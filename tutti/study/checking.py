@@ -138,7 +138,7 @@ def complete(recipe: str, overrides: Sequence[str], goal: Goal, point: Point) ->
 
 def check_config(config: RunConfig, ranks: int) -> None:
     """Raises ConfigError if a part cannot be imported, the batch does not split, or warm-up exceeds the run."""
-    for part in (config.data, config.model, config.loss, config.optim):
+    for part in (config.data, config.model, config.loss, config.optim, config.step):
         if isinstance(part, UserPartOptions):
             part.locate()
     check_best(config, [name.rpartition(":")[2] for name in config.metrics])

@@ -83,8 +83,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
         own = torch.tensor(self.learner.dry_run(first), dtype=torch.float64)
         loss, samples = self.group.sum(own).tolist()
         if self.step == 0:
-            found = self.validate()
-            self.journal.write("start", step=0, epoch=0, train_loss=loss / samples, **found)
+            found = ({"train_loss": loss / samples} if samples else {}) | self.validate()
+            self.journal.write("start", step=0, epoch=0, **found)
 
     def begin_loading(self) -> RankBatch | None:
         """Begin to load batches; the first of them, or None where the run has come to its end. Every rank enters."""

@@ -1,25 +1,23 @@
 """A training loop of the user's own: what recipes have, for a script that makes its steps itself."""
 
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tutti.checkpoint.manifest import find_checkpoint
 from tutti.config.load import resolve_values
+from tutti.config.plan import Plan
 from tutti.config.run import LOOP, RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.errors import TrainingError
-from tutti.parallel.averaging import GradientAverage
-from tutti.ranks.device import mix, seed_pass
+from tutti.ranks.device import seed_pass
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group
 from tutti.ranks.placement import Placement
@@ -27,25 +25,23 @@ from tutti.ranks.process import FOLDER_VARIABLE
 from tutti.runs.folder import RunFolder
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
-from tutti.train.own_learner import OwnFramework, OwnLearner, Stateful
+from tutti.train.own_learner import OwnFramework, OwnLearner
+from tutti.train.own_step import OwnStep, Stateful, broadcast_weights
 from tutti.train.run import JoinedRun, begin_job, join_run
 
-_DRAWN = 0x647261776E  # keeps the numbers of `Run.normal` apart from those of dropout
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Run:
+class Run(OwnStep):
     """A run whose loop is in a script; see `start`."""
 
     def __init__(self, framework: OwnFramework, config: RunConfig, placement: Placement, resume: Path | None) -> None:
-        self.config = config
+        super().__init__(config)
         self._framework, self._placement, self._resume = framework, placement, resume
         self._stack = ExitStack()
         self._joined: JoinedRun | None = None
         self._job: Job[OwnLearner] | None = None
-        self._averages: dict[tuple[int, ...], GradientAverage] = {}
         self._logged: torch.Tensor | None = None  # the loss of the step under way
-        self._draws = 0  # in the step under way
 
     def __enter__(self) -> Self:
         given = os.environ.get(FOLDER_VARIABLE) if self._resume is None else None
@@ -61,16 +57,6 @@ class Run:
         return self._stack.__exit__(kind, error, trace)
 
     # Where and who this rank is.
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        return self._group.rank
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self._group.world_size
 
     @property
     def device(self) -> torch.device:
@@ -92,20 +78,12 @@ class Run:
         """The rate of the schedule for the step under way; without an `lr` a factor, which begins at 1."""
         return self._begun.lr
 
-    @property
-    def ends_epoch(self) -> bool:
-        """Whether the step under way is the last of its epoch."""
-        return (self._begun.step + 1) % self._begun.plan.steps_per_epoch == 0
-
     # What the script has.
 
     def model(self, model: Model) -> Model:
         """The same model on the device of this rank, with the weights that rank 0 has; every rank enters."""
         model.to(self.device)
-        if self.ranks > 1:
-            with torch.no_grad():
-                for value in (*model.parameters(), *model.buffers()):
-                    dist.broadcast(value.data, 0)
+        broadcast_weights(model, self.ranks)
         return model
 
     def keep(self, **kept: Stateful) -> None:
@@ -135,23 +113,6 @@ class Run:
             self._end_step(job)
         job.finish()
 
-    def backward(self, loss: torch.Tensor, *models: nn.Module) -> torch.Tensor:
-        """Compute the gradients of a loss, and average those of these models over ranks; the loss is averaged, too.
-
-        Every rank enters. Gradients of other models are left as they are on each rank.
-        """
-        if not models:
-            raise TrainingError("run.backward(loss) without models: expected those whose gradients are averaged.")
-        mean = loss.detach().clone()
-        if self.ranks == 1:
-            loss.backward()
-            return mean
-        work = dist.all_reduce(mean, async_op=True)
-        self._average_of(models).backward(loss)
-        if work is not None:
-            work.wait()
-        return mean / self.ranks
-
     def log(self, loss: torch.Tensor | float, **values: torch.Tensor | float) -> None:
         """Log the values of this step, means over this rank's batch; written as means over ranks and log windows."""
         self._logged = self._begun.learner.add({"loss": loss, **values})
@@ -170,20 +131,6 @@ class Run:
             self._met.monitor.enter(StepPart.VALIDATION, self.step + 1)
             yield each
 
-    def average(self, value: torch.Tensor | float, weight: float = 1.0) -> float:
-        """The mean of a number over ranks; every rank enters. A rank without a value has the weight 0."""
-        own = [float(value) * weight if weight else 0.0, float(weight)]
-        total, weights = self._group.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-        return total / weights if weights else math.nan
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        """Normal random numbers of this shape for every sample of the batch: the same whatever the number of ranks."""
-        return self._draw(torch.randn, shape)
-
-    def uniform(self, *shape: int) -> torch.Tensor:
-        """Random numbers between 0 and 1, likewise."""
-        return self._draw(torch.rand, shape)
-
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
         self._begun.journal.say(text)
@@ -197,6 +144,10 @@ class Run:
     @property
     def _group(self) -> Group:
         return self._met.rank.group
+
+    @property
+    def _plan(self) -> Plan:
+        return self._begun.plan
 
     @property
     def _begun(self) -> Job[OwnLearner]:
@@ -228,21 +179,6 @@ class Run:
             job.finish_epoch()
         if job.saves_now:
             job.save()
-
-    def _average_of(self, models: Sequence[nn.Module]) -> GradientAverage:
-        key = tuple(id(each) for each in models)
-        if key not in self._averages:
-            parameters = dict.fromkeys(each for model in models for each in model.parameters())
-            self._averages[key] = GradientAverage(parameters, self.ranks)
-        return self._averages[key]
-
-    def _draw(self, draw: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-        plan = self._begun.plan
-        generator = torch.Generator(self.device)
-        generator.manual_seed(mix(_DRAWN, self.config.seed, self.step, self._draws))
-        self._draws += 1
-        whole = draw(plan.global_batch, *shape, generator=generator, device=self.device)
-        return whole[self.rank * plan.per_rank_batch :][: plan.per_rank_batch]
 
 
 def start(

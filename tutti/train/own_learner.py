@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
 from tutti.config.schema import InitConfig, ParallelConfig
 from tutti.data.loader import RankBatch
-from tutti.errors import CheckpointError, ConfigError, TrainingError
+from tutti.errors import CheckpointError, ConfigError
 from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.mesh import Mesh
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
@@ -26,15 +26,8 @@ from tutti.ranks.placement import Placement
 from tutti.runs.files import write_durably
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
+from tutti.train.own_step import Stateful, StepValues
 from tutti.train.timing import NoTimer, StepTimer
-
-
-class Stateful(Protocol):
-    """What a checkpoint can hold: models, optimizers, schedulers, objects of one's own."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 def _models(kept: Mapping[str, Stateful]) -> dict[str, nn.Module]:
@@ -52,16 +45,12 @@ class OwnLearner:
     biases: tuple[str, ...] = ()
 
     def __init__(self, kept: Mapping[str, Stateful], plan: Plan, group: Group, device: torch.device) -> None:
-        self.names: tuple[str, ...] = ("loss",)
         self.timer: StepTimer = NoTimer()
         self._kept = kept
-        self._samples = plan.per_rank_batch
-        self._device = device
+        self._values = StepValues(("loss",), plan.per_rank_batch, device)
+        self.names = self._values.names
         mesh = Mesh(plan.layout, group.rank, device)
         self._statistics = [BatchStatistics(each, 1, mesh) for each in self.model.values()]
-        self._sums: list[torch.Tensor] = []
-        self._weight = 0.0
-        self.clear_totals()
 
     @property
     def model(self) -> dict[str, nn.Module]:
@@ -86,35 +75,21 @@ class OwnLearner:
 
     def add(self, values: Mapping[str, torch.Tensor | float]) -> torch.Tensor:
         """Add the values of a step, and return its loss."""
-        if not self._weight:
-            self.names = tuple(dict.fromkeys(("loss", *values)))
-            self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
-        if set(values) != set(self.names):
-            raise TrainingError(
-                f"run.log({', '.join(values)}): expected the values of the steps before, {', '.join(self.names)}. "
-                "Log the same names in every step, loss among them."
-            )
-        for name, total in zip(self.names, self._sums, strict=True):
-            total.add_(torch.as_tensor(values[name]).detach(), alpha=self._samples)
-        self._weight += self._samples
-        return torch.as_tensor(values["loss"]).detach()
+        loss = self._values.add(values, "run.log")
+        self.names = self._values.names
+        return loss
 
     def totals(self) -> torch.Tensor:
         """The sums of the values over this rank's samples, then their weights."""
-        return torch.cat([torch.stack(self._sums).cpu(), torch.full((len(self.names),), self._weight).double()])
+        return self._values.totals()
 
     def clear_totals(self) -> None:
         """Set the totals to zero."""
-        self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
-        self._weight = 0.0
+        self._values.clear()
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         """Hold given totals on rank 0 and zeros elsewhere."""
-        self.clear_totals()
-        if is_first and totals[-1]:
-            for own, total in zip(self._sums, totals, strict=False):
-                own.fill_(total)
-            self._weight = totals[-1]
+        self._values.put(totals, is_first)
 
     def take_squares(self) -> dict[int, list[float]]:
         """Nothing: the gradients of such a loop are not measured."""
@@ -163,7 +138,7 @@ class OwnLearner:
             )
         for name, each in self._kept.items():
             each.load_state_dict(state[name])
-        self.names = tuple(progress["names"])
+        self.names = self._values.names = tuple(progress["names"])
 
     def load_weights(self, folder: Path) -> None:
         """Not possible: a script gives its models the weights that it wants."""

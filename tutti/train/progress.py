@@ -56,7 +56,10 @@ class Learner(Protocol):
         ...
 
     def dry_run(self, batch: RankBatch) -> tuple[float, float]:
-        """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number."""
+        """Compute a batch's loss without changing any state: its sum over this rank's samples, and their number.
+
+        Both are 0 where a step cannot be made without its effect.
+        """
         ...
 
     def totals(self) -> torch.Tensor:

@@ -21,7 +21,7 @@ from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
 from tutti.data.dataset import check_classes, find_part
 from tutti.errors import ConfigError
-from tutti.optim.optimizers import build_optimizer
+from tutti.optim.optimizers import build_optimizer, build_optimizers
 from tutti.parallel.dropout import is_whole
 from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import applies
@@ -62,16 +62,21 @@ class TorchParts:
     model: nn.Module
     criterion: Callable[[Any, Any], torch.Tensor]
     metrics: Metrics
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # or what a step of the user's own gets
     optimizer_name: str
     train_data: Any
     valid_data: Any
     space: "SpaceMode | None" = None  # of samples that are split in space
+    has_own_step: bool = False
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of another model or optimizer."""
         check_model(folder, manifest, model_shape(self.model))
-        if not self.plan.layout.splits_weights:  # else the learner does it: here the state would be of all weights
+        if self.has_own_step:
+            from tutti.train.own_step import check_optimizers
+
+            check_optimizers(folder, self.optimizer)
+        elif not self.plan.layout.splits_weights:  # else the learner does it: here the state would be of all weights
             check_optimizer(folder, self.model, self.optimizer, self.optimizer_name)
 
     def make_learner(
@@ -83,6 +88,11 @@ class TorchParts:
     ) -> TorchLearner:
         """The learner of these parts; every rank enters."""
         mesh = Mesh(self.plan.layout, group.rank, device)
+        if self.has_own_step:
+            from tutti.train.own_step import StepLearner
+
+            parts = (self.model, self.criterion, self.optimizer, self.metrics)
+            return StepLearner(config, self.plan, self.schedule, group, mesh, *parts, at)
         optimizer, locate = self.optimizer, is_whole
         if config.parallel.recompute != "none" or not mesh.layout.is_data_parallel:
             from tutti.train.spread import spread_model
@@ -227,7 +237,7 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
         from tutti.train.sequence import check_sequences
 
         check_sequences(config, plan, model, criterion, train_data, device)
-    optimizer = build_optimizer(config.optim, model)
+    optimizer = (build_optimizer if config.step is None else build_optimizers)(config.optim, model)
     name, space = config.optim.name, None
     if (part := find_part(plan.layout, placement.rank)) is not None:
         from tutti.train.spread import split_model
@@ -236,7 +246,8 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
         train_data, valid_data = (
             data.for_part(part) if hasattr(data, "for_part") else data for data in (train_data, valid_data)
         )
-    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data, space)
+    own = config.step is not None
+    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data, space, own)
 
 
 def _build_model(config: RunConfig, plan: Plan, shapes: dict[str, Any]) -> Any:
