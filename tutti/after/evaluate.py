@@ -13,7 +13,7 @@ from tutti.config.load import change
 from tutti.config.run import RunConfig
 from tutti.config.schema import ParallelConfig
 from tutti.data.dataset import find_part
-from tutti.errors import ConfigError, DataError
+from tutti.errors import ConfigError, DataError, nearest
 from tutti.ranks.group import check_same_code
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
@@ -41,8 +41,9 @@ def check_split(config: RunConfig, split: str) -> None:
             f"the run was trained by the script {config.script}, in a loop of its own, which alone knows its loss: "
             "expected a run of a recipe. Evaluate in the script, with run.share and run.average."
         )
-    if split not in SPLITS:
-        raise ConfigError(f"--split {split}: expected one of {', '.join(SPLITS)}.")
+    known = (*SPLITS, *(config.valid or ()))
+    if split not in known:
+        raise ConfigError(f"--split {split}: expected one of {', '.join(known)}.{nearest(split, known)}")
     if split == "test" and config.data.target:
         raise ConfigError(
             f"--split test: data.name={config.data.name} has the splits train and valid. Name other data, as in "
@@ -93,7 +94,8 @@ def evaluate(
         finally:
             monitor.close()
         means = weighted_means(learner.names, totals)
-    return Evaluation(split, len(data), placement.world_size, {f"{split}_{name}": means[name] for name in means})
+    begin = f"valid_{split}" if split in built.valid_sets else split
+    return Evaluation(split, len(data), placement.world_size, {f"{begin}_{name}": means[name] for name in means})
 
 
 def _check_model(built: Any, folder: Path, manifest: Manifest) -> None:
@@ -105,6 +107,8 @@ def _check_model(built: Any, folder: Path, manifest: Manifest) -> None:
 
 
 def _choose_data(built: Any, config: RunConfig, placement: Placement, device: Any, split: str) -> Any:
+    if split in built.valid_sets:
+        return built.valid_sets[split]
     if split == "train":
         return built.train_data
     if split == "valid":

@@ -211,7 +211,7 @@ def report(
 def evaluate(
     run: Run,
     overrides: Overrides = None,
-    split: Annotated[str, typer.Option(help="valid, test or train.")] = "valid",
+    split: Annotated[str, typer.Option(help="valid, test, train, or a set in `valid` of the recipe.")] = "valid",
     checkpoint: Checkpoint = "best",
     data: Annotated[str | None, typer.Option(help="Other data: the value of data.path of the recipe.")] = None,
     ranks: Ranks = None,

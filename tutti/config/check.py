@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tutti.config.framework import check_installed
+from tutti.config.options import DatasetOptions
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import make_schedule
@@ -29,8 +30,12 @@ _PATH_OPTIONS = ("path", "root", "folder", "file", "files", "train", "valid", "d
 
 def data_paths(config: RunConfig) -> list[str]:
     """The files and folders that the recipe's data is read from."""
-    options: dict[str, Any] = config.data.options()
-    if config.data.name == "nbody":
+    return [path for data in (config.data, *config.valid_sets().values()) for path in _paths_of(data)]
+
+
+def _paths_of(data: DatasetOptions) -> list[str]:
+    options: dict[str, Any] = data.options()
+    if data.name == "nbody":
         return [] if options["make"] or options["source"] == "synthetic" else [options["train"], options["valid"]]
     given = [(key, value) for key, value in options.items() if isinstance(value, str)]
     return [value for key, value in given if (key in _PATH_OPTIONS or os.sep in value) and key not in _OTHERS]
@@ -50,6 +55,8 @@ def check_parts(config: RunConfig, world_size: int, local_size: int | None = Non
         for part in (config.data, config.model, config.loss, config.optim, config.step):
             if part is not None:
                 part.locate()
+        for data in config.valid_sets().values():
+            data.locate()
         config.metric_functions()
     else:
         check_installed(config)

@@ -154,9 +154,21 @@ def validate(values: Mapping[str, Any], sources: Mapping[Key, str] | None = None
     except pydantic.ValidationError as error:
         lines = [_explain(dict(item), sources or {}) for item in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+    _check_valid_sets(config)
     check_framework(config)
     check_parallel(config)
     return config
+
+
+def _check_valid_sets(config: RunConfig) -> None:
+    """Raises ConfigError for a further validation set with options that its dataset does not have."""
+    for name in config.valid or ():
+        try:
+            config.valid_set(name)
+        except pydantic.ValidationError as error:
+            lines = [_explain(dict(item) | {"loc": ("data", *item["loc"])}, {}) for item in error.errors()]
+            named = [line.replace("data.", f"valid.{name}.", 1) for line in dict.fromkeys(lines)]
+            raise ConfigError("\n".join(named)) from None
 
 
 def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[tuple[str, dict[str, Any]]]:

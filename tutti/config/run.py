@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, field_validator
 
-from tutti.config.options import StepOptions, locate
+from tutti.config.options import DatasetOptions, StepOptions, locate
 from tutti.config.parts import METRICS, CrossEntropyOptions, DatasetPart, LossPart, ModelPart, OptimizerPart
 from tutti.config.recipes import dump_yaml
 from tutti.config.schema import (
@@ -30,6 +30,7 @@ from tutti.config.schema import (
 from tutti.errors import nearest
 from tutti.units import EMA
 
+_DATASET: TypeAdapter[DatasetOptions] = TypeAdapter(DatasetPart)
 LOOP = ":loop"  # ends the names of model and optimizer where a script trains them in a loop of its own
 
 
@@ -40,6 +41,7 @@ class RunConfig(Section):
     framework: Literal["torch", "keras", "tensorflow"] = "torch"
     backend: Literal["tensorflow", "torch", "jax"] | None = None  # of Keras; null: tensorflow
     data: DatasetPart
+    valid: dict[str, dict[str, Any]] | None = None  # further validation sets by name: `data` with other options
     model: ModelPart
     loss: LossPart = CrossEntropyOptions()
     metrics: tuple[str, ...] = ("accuracy",)
@@ -72,6 +74,16 @@ class RunConfig(Section):
                 raise ValueError(f"unknown metric {name!r}: expected {known} or module:object.{nearest(name, METRICS)}")
         return names
 
+    @field_validator("valid")
+    @classmethod
+    def _named_sets(cls, sets: dict[str, dict[str, Any]] | None) -> dict[str, dict[str, Any]] | None:
+        for name, given in (sets or {}).items():
+            if not name.isidentifier() or name in ("train", "valid", "test"):
+                raise ValueError(f"the name {name!r}: expected letters, digits and underscores, and no split.")
+            if common := [key for key in given if key in DatasetOptions.model_fields and key != "name"]:
+                raise ValueError(f"{name}.{common[0]}: expected options of the dataset. Set data.{common[0]} for all.")
+        return sets
+
     @field_validator("step", mode="before")
     @classmethod
     def _named_step(cls, given: Any) -> Any:
@@ -85,9 +97,23 @@ class RunConfig(Section):
         return given
 
     def measured(self, metrics: Iterable[str]) -> list[str]:
-        """What a run with these metrics measures in validation: `loss`, the metrics, and those of averaged weights."""
-        names = [name.rpartition(":")[2] for name in ("loss", *metrics)]
+        """What a run with these metrics measures in validation: `loss`, the metrics, and those of averaged weights.
+
+        Names of further validation sets come before those of their metrics, as in `shifted_loss`.
+        """
+        own = [name.rpartition(":")[2] for name in ("loss", *metrics)]
+        names = [f"{place}{name}" for place in ("", *(f"{each}_" for each in self.valid or ())) for name in own]
         return names + ([f"{name}{EMA}" for name in names] if self.ema else [])
+
+    def valid_set(self, name: str) -> DatasetOptions:
+        """A further validation set; raises ValidationError for options that its dataset does not have."""
+        given = (self.valid or {})[name]
+        own = self.data.model_dump(by_alias=True) if given.get("name", self.data.name) == self.data.name else {}
+        return _DATASET.validate_python(own | given)
+
+    def valid_sets(self) -> dict[str, DatasetOptions]:
+        """The further validation sets by name."""
+        return {name: self.valid_set(name) for name in self.valid or ()}
 
     def metric_functions(self) -> dict[str, Any]:
         """The metrics by their short names."""

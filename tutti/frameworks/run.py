@@ -1,7 +1,7 @@
 """Training in Keras or TensorFlow: ranks joined by the Horovod engine, and the parts of a recipe."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from tutti.ranks.device import bind_rank
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, RankCheck
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
-from tutti.train.build import build_data
+from tutti.train.build import build_data, build_valid_sets, prepare_data
 from tutti.train.job import Job
 
 if TYPE_CHECKING:  # imports Keras, which must be set up before
@@ -70,6 +70,7 @@ class KerasParts:
     learner: "KerasLearner"
     train_data: Any
     valid_data: Any
+    valid_sets: Mapping[str, Any]
     framework: str
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
@@ -119,7 +120,7 @@ class KerasFramework:
 
     def prepare_data(self, config: RunConfig) -> None:
         """Create missing data of the recipe; called on rank 0 only."""
-        config.data.prepare()
+        prepare_data(config)
 
     def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> KerasParts:
         """Build the parts that need no other rank."""
@@ -131,7 +132,8 @@ class KerasFramework:
         check_best(config, config.metrics)
         check_classes(train_data, valid_data)
         learner = KerasLearner(config, plan, tuple(train_data.input_shape), train_data.num_classes)
-        return KerasParts(plan, schedule, learner, train_data, valid_data, config.framework)
+        sets = build_valid_sets(config, placement, device, train_data)
+        return KerasParts(plan, schedule, learner, train_data, valid_data, sets, config.framework)
 
     def train(self, job: Job[Any]) -> None:
         """Train to the end of the recipe."""

@@ -1,7 +1,7 @@
 """From a frozen configuration to a job: first what each rank can do alone, then what all do together."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ from tutti.config.parts import call
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule
+from tutti.data.dataset import check_classes
 from tutti.data.loader import Loader, check_workers
 from tutti.data.order import SampleOrder, make_order
 from tutti.errors import CheckpointError, TuttiError
@@ -43,6 +44,11 @@ class RankParts(Protocol):
 
     @property
     def valid_data(self) -> Any: ...
+
+    @property
+    def valid_sets(self) -> Mapping[str, Any]:
+        """Further validation data by name."""
+        ...
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of another model."""
@@ -112,7 +118,9 @@ def build_job(
     journal = Journal(folder, screen, config.log.loggers, commits_all=not is_saved)
     learner = parts.make_learner(config, group, device, monitor.enter)
     loader = Loader(data, plan, order, group.rank, device, config.data.workers, prefetch)
-    job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, parts.valid_data, monitor)
+    sets = {} if parts.valid_data is None else {"": parts.valid_data}
+    sets |= {f"{name}_": each for name, each in parts.valid_sets.items()}
+    job = Job(config, plan, parts.schedule, group, folder, journal, learner, loader, sets, monitor)
     if resume is None and config.init is not None:
         job.starting_point = agreed(group, functools.partial(learner.start_from, config.init))
     if resume and manifest:
@@ -135,6 +143,22 @@ def build_data(config: RunConfig, placement: Placement, device: torch.device) ->
     offered = {"device": device, "local_ranks": placement.local_size}
     train_data = call(factory, "data", options, split="train", **offered)
     return train_data, call(factory, "data", options, split="valid", **offered)
+
+
+def build_valid_sets(config: RunConfig, placement: Placement, device: torch.device, train_data: Any) -> dict[str, Any]:
+    """The further validation data of a recipe, by name."""
+    offered = {"split": "valid", "device": device, "local_ranks": placement.local_size}
+    found = {}
+    for name, data in config.valid_sets().items():
+        found[name] = call(data.locate(), f"valid.{name}", data.options(), **offered)
+        check_classes(train_data, found[name])
+    return found
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Make or fetch the recipe's data, on rank 0 alone."""
+    for data in (config.data, *config.valid_sets().values()):
+        data.prepare()
 
 
 def choose_prefetch(config: RunConfig, device: torch.device) -> int:

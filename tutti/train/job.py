@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,12 +42,12 @@ class Job(TrainingProgress, Generic[LearnerType]):
         journal: Journal,
         learner: LearnerType,
         loader: Loader,
-        valid_data: Any,
+        valid_sets: Mapping[str, Any],  # by what begins the names of their metrics
         monitor: Monitor,
     ) -> None:
         self.config, self.plan, self.schedule = config, plan, schedule
         self.group, self.folder, self.journal, self.monitor = group, folder, journal, monitor
-        self.learner, self.loader, self.valid_data = learner, loader, valid_data
+        self.learner, self.loader, self.valid_sets = learner, loader, valid_sets
         self.step = 0
         self.results: dict[str, float] = {}
         self.samples_per_second: float | None = None
@@ -68,7 +68,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._is_cut = False  # validation ended on this rank when the run was to stop
         self._at = monitor.enter if learner.reports_phases else _report_nothing
         log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
-        self._skipped = SkippedFiles((loader.dataset, valid_data), log, group, journal)
+        self._skipped = SkippedFiles((loader.dataset, *valid_sets.values()), log, group, journal)
         writes_ledger = config.log.ledger and plan.layout.owns_samples(group.rank)
         self._ledger = LineLog(folder.ledger(group.rank)) if writes_ledger else None
         self._noise = make_noise_log(config, plan, folder, journal, learner, group.is_first)
@@ -202,7 +202,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
         A run that is to stop does so here: each rank ends after its batch, and the sum tells all that one has.
         """
-        if self.valid_data is None:
+        if not self.valid_sets:
             validated, self.validated = self.validated, {}
             return validated
         self._validation_goes_on()
@@ -210,14 +210,16 @@ class Job(TrainingProgress, Generic[LearnerType]):
         found: dict[str, float] = {}
         for suffix, weights in self.learner.evaluated():
             with weights:
-                own = self.learner.evaluate(self.valid_data, self.group, self._validation_goes_on)
-            *totals, cuts = self.group.sum(torch.cat([own, torch.tensor([float(self._is_cut)])])).tolist()
+                sets = self.valid_sets.values()
+                own = [self.learner.evaluate(data, self.group, self._validation_goes_on) for data in sets]
+            *totals, cuts = self.group.sum(torch.cat([*own, torch.tensor([float(self._is_cut)])])).tolist()
             if cuts:
                 self._stop(next(reason for reason in self.group.gather(self.monitor.stop_reason) if reason))
-            means = weighted_means(self.learner.names, totals)
             self._skipped.log()
-            self._skipped.check_some_left(means, len(self.valid_data))
-            found |= {f"valid_{name}{suffix}": value for name, value in means.items()}
+            for index, (place, data) in enumerate(self.valid_sets.items()):
+                means = weighted_means(self.learner.names, totals[index * len(own[0]) :])
+                self._skipped.check_some_left(means, len(data))
+                found |= {f"valid_{place}{name}{suffix}": value for name, value in means.items()}
         return found
 
     def save(self) -> None:

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,7 @@ class OwnParts:
     train_data: Any
     kept: Mapping[str, Stateful]
     valid_data: None = None
+    valid_sets: Mapping[str, Any] = field(default_factory=dict)
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of other models."""
@@ -194,6 +195,7 @@ class OwnFramework:
         refused |= {"batch.micro": config.batch.micro} if config.batch.micro is not None else {}
         refused |= {"log.noise_scale": "true"} if config.log.noise_scale else {}
         refused |= {"init.from": config.init.source} if config.init is not None else {}
+        refused |= {f"valid.{name}": given for name, given in (config.valid or {}).items()}
         refused |= {"ema.decay": config.ema.decay} if config.ema is not None else {}
         for key, value in refused.items():
             raise ConfigError(

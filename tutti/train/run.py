@@ -240,7 +240,7 @@ def begin_job(framework: Framework, config: RunConfig, joined: JoinedRun, resume
 @contextmanager
 def _staged(job: Job[Any]) -> Iterator[None]:
     """Have datasets with a `stage` copy their shards to a disk of the host while the job trains."""
-    found = [getattr(data, "stage", None) for data in (job.loader.dataset, job.valid_data)]
+    found = [getattr(data, "stage", None) for data in (job.loader.dataset, *job.valid_sets.values())]
     stages = [stage for stage in found if stage is not None]
     say = job.journal.say if job.group.is_first else None
     for stage in stages:

@@ -2,9 +2,9 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
-from tutti.train.build import build_data
+from tutti.train.build import build_data, build_valid_sets, prepare_data
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner, put_channels_last
 from tutti.train.loop import train
@@ -68,6 +68,7 @@ class TorchParts:
     valid_data: Any
     space: "SpaceMode | None" = None  # of samples that are split in space
     has_own_step: bool = False
+    valid_sets: Mapping[str, Any] = field(default_factory=dict)  # further ones, by name
 
     def check_checkpoint(self, folder: Path, manifest: Manifest) -> None:
         """Refuse a checkpoint of another model or optimizer."""
@@ -139,11 +140,16 @@ class TorchFramework:
         check_loggers(config)
         if self._is_recipe:
             check_parts(config, world_size)
+        elif config.valid:
+            raise ConfigError(
+                f"valid.{next(iter(config.valid))} with data that is given as objects: expected a recipe, whose data "
+                "has a name. Leave valid out, or evaluate the returned model on the other data."
+            )
 
     def prepare_data(self, config: RunConfig) -> None:
         """Make or fetch the recipe's data, on rank 0 alone."""
         if self._objects.train_data is None:
-            config.data.prepare()
+            prepare_data(config)
 
     def build_parts(self, config: RunConfig, placement: Placement, device: torch.device) -> TorchParts:
         """What a rank can build alone."""
@@ -190,9 +196,10 @@ def _name(thing: Any) -> str:
 
 def build_parts(config: RunConfig, objects: Objects, placement: Placement, device: torch.device) -> TorchParts:
     """What a rank can build alone: data, model, loss, metrics and optimizer."""
-    train_data, valid_data = objects.train_data, objects.valid_data
+    train_data, valid_data, sets = objects.train_data, objects.valid_data, {}
     if train_data is None:
         train_data, valid_data = build_data(config, placement, device)
+        sets = build_valid_sets(config, placement, device, train_data)
     plan = make_plan(config, placement.world_size, len(train_data), placement.local_size)
     schedule = make_schedule(config, plan)
     _check_graphs(config, plan, device)
@@ -243,11 +250,15 @@ def build_parts(config: RunConfig, objects: Objects, placement: Placement, devic
         from tutti.train.spread import split_model
 
         space = split_model(config, model, criterion, train_data, part, device)
-        train_data, valid_data = (
-            data.for_part(part) if hasattr(data, "for_part") else data for data in (train_data, valid_data)
+        train_data, valid_data, *others = (
+            data.for_part(part) if hasattr(data, "for_part") else data
+            for data in (train_data, valid_data, *sets.values())
         )
+        sets = dict(zip(sets, others, strict=True))
     own = config.step is not None
-    return TorchParts(plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data, space, own)
+    return TorchParts(
+        plan, schedule, model, criterion, metrics, optimizer, name, train_data, valid_data, space, own, sets
+    )
 
 
 def _build_model(config: RunConfig, plan: Plan, shapes: dict[str, Any]) -> Any:

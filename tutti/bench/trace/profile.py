@@ -156,7 +156,7 @@ def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, fo
             job = build_job(
                 TorchFramework(), without_saving(config), group, monitor, session.device, session.folder, None
             )
-            job.valid_data = None
+            job.valid_sets = {}
             try:
                 agreed(group, lambda: asked.check_end(job.plan.total_steps))
                 session.say(f"{config.recipe}: {asked.last:,} step(s) on {group.world_size} rank(s), then the traces")
