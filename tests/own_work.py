@@ -143,6 +143,24 @@ def mistakes(out: str) -> dict[str, str]:
     return found
 
 
+def shown_accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A metric that shows what it measures."""
+    tutti.summary.histogram("scores", outputs)
+    tutti.summary.text("first_target", f"target {int(targets[0])}")
+    return (outputs.argmax(-1) == targets).float()
+
+
+def shown_loop(out: str) -> Path:
+    """A loop with a picture in every step, of which those of log windows are written, and one that is no picture."""
+    options = OPTIONS | {"log": {"every_steps": 2}}
+    with start("shown", Numbers(), batch=2, epochs=1, out=out, **options) as run:
+        for line, inputs in steps_of(run):
+            run.log(loss=run.backward(line(inputs).square().mean(), line))
+            tutti.summary.image("picture", torch.full((2, 3), run.step / 10))
+            tutti.summary.image("no_picture", "text")
+    return run.folder.path
+
+
 def validated(out: str) -> tuple[list[float], list[float], Path]:
     """A loop that validates: the numbers that this rank has seen, its means over ranks, and the run folder."""
     seen, means = [], []

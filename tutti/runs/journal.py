@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tutti import units
 from tutti.errors import summarise_error
+from tutti.runs import summary
 from tutti.runs.folder import RunFolder
 from tutti.runs.loggers import Logger, LoggerError, open_logger
 from tutti.runs.metrics import NOISE, LineLog, trim_events
@@ -117,6 +118,9 @@ class Journal:
         self._writers: list[Any] = [LineLog(folder.metrics), screen] if screen else []
         self._to = list(to) if screen else []
         self._loggers: dict[str, Logger] = {}
+        self._shows = "tensorboard" in self._to
+        self._collected: summary.Collected | None = None
+        self._warned: set[str] = set()
         self._commits_all = commits_all  # of a run without checkpoints, which is never resumed
 
     def write(self, event: str, **values: Any) -> None:
@@ -127,8 +131,31 @@ class Journal:
             writer.write(line)
         for name in list(self._loggers):
             self._try(name, lambda name: self._loggers[name].write(line))
+        if event != NOISE:  # which is of an earlier step
+            self._write_summaries(line["step"])
         if self._commits_all:
             self.commit()
+
+    def collect(self, wanted: bool, begin: str = "", end: str = "") -> None:
+        """Have the next event bring the summaries that are made until then; `begin` and `end` are added to names."""
+        into = self._collected
+        if wanted and self._shows:
+            into = into or summary.Collected()
+            into.begin, into.end = begin, end
+            self._collected = into
+        summary.collect(into if wanted else None)
+
+    def _write_summaries(self, step: int) -> None:
+        into, self._collected = self._collected, None
+        summary.collect(None)
+        if into is None:
+            return
+        for name, problem in into.problems.items():
+            if name not in self._warned:
+                self._warned.add(name)
+                self.say(f"warning: tutti.summary: {problem}. It is left out.")
+        if into.values and (logger := self._loggers.get("tensorboard")) is not None:
+            self._try("tensorboard", lambda _: logger.show(step, into.values))  # pyright: ignore[reportAttributeAccessIssue]
 
     def commit(self) -> None:
         """Tell loggers that a checkpoint holds all events so far, which a resumed run will not repeat."""
@@ -141,6 +168,7 @@ class Journal:
             self._screen.say(text)
 
     def close(self, ended: str = "finished") -> None:
+        summary.collect(None)
         for name in list(self._loggers):
             self._try(name, lambda name: self._loggers[name].close(ended))
         for writer in self._writers:

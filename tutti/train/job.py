@@ -66,7 +66,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._save_problem = ""
         self._is_validated = True  # the epoch that ends with this step, if one does
         self._is_cut = False  # validation ended on this rank when the run was to stop
-        self._at = monitor.enter if learner.reports_phases else _report_nothing
+        self._at = monitor.enter if learner.reports_phases else lambda part, step: None
         log, _ = folder.shared_log(group.rank, group.world_size, group.placement.node_rank)
         self._skipped = SkippedFiles((loader.dataset, *valid_sets.values()), log, group, journal)
         writes_ledger = config.log.ledger and plan.layout.owns_samples(group.rank)
@@ -125,6 +125,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
     def begin_step(self) -> None:
         """Write the samples of the next step to the ledger, and the files that were skipped for it to the log."""
         self._skipped.log()
+        self.journal.collect(self.logs_after(self.step + 1))
         if self._ledger:
             ids = self._order.rank_ids(self.step, self.group.rank).tolist()
             self._ledger.write({"step": self.step + 1, "epoch": self._order.epoch_of(self.step) + 1, "ids": ids})
@@ -209,9 +210,11 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.learner.combine_ranks(self.group)
         found: dict[str, float] = {}
         for suffix, weights in self.learner.evaluated():
+            own = []
             with weights:
-                sets = self.valid_sets.values()
-                own = [self.learner.evaluate(data, self.group, self._validation_goes_on) for data in sets]
+                for place, data in self.valid_sets.items():
+                    self.journal.collect(True, f"valid_{place}", suffix)
+                    own.append(self.learner.evaluate(data, self.group, self._validation_goes_on))
             *totals, cuts = self.group.sum(torch.cat([*own, torch.tensor([float(self._is_cut)])])).tolist()
             if cuts:
                 self._stop(next(reason for reason in self.group.gather(self.monitor.stop_reason) if reason))
@@ -393,6 +396,3 @@ class Job(TrainingProgress, Generic[LearnerType]):
         found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
         bad_step, rank = min(found, default=(self.step - 1, self.group.rank))
         raise self._diverged(loss, bad_step + 1, rank, self._order.rank_ids(bad_step, rank).tolist())
-
-
-def _report_nothing(part: StepPart, step: int) -> None: ...
