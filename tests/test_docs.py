@@ -41,7 +41,8 @@ ELSEWHERE = (
     "tutti bench digits",  # this and the next two: tests/bench
     "tutti tune digits",
     "tutti profile digits",
-    "tutti scale digits",  # tests/study
+    "tutti scale digits",  # this and the next one: tests/study
+    "tutti sweep digits --find-rate",
     "tutti train examples/own_model.yaml",  # this and the next two: tests/test_examples.py
     "python examples/own_model.py",
     "tutti run -n 2 examples/own_model.py",

@@ -104,6 +104,11 @@ def read_sweep(path: Path, target: str | None = None) -> MeasuredSweep:
     """The batches of the study in a folder, by its own target or by METRIC=VALUE."""
     folder = StudyFolder(path)
     definition = read_definition(folder)
+    if definition.goal.kind == "rate":
+        raise DataError(
+            f"--sweep {path} searched for a learning rate, in {definition.goal.steps} steps each: expected whole runs. "
+            f"Start some with tutti sweep {definition.recipe} --set batch.global=..."
+        )
     outcomes = [each for each in read_outcomes(folder, definition) if each.plan.get("global_batch")]
     ended = [each for each in outcomes if each.is_finished or each.has_diverged]
     if not ended:

@@ -13,7 +13,7 @@ from typing import Any
 from tutti.study.definition import Definition
 from tutti.study.efficiency import Scaling, measure_scaling
 from tutti.study.links import Links
-from tutti.study.outcome import PointOutcome, RunFigures, Summary, find_outliers, read_figures, summarise
+from tutti.study.outcome import TRAIN_LOSS, PointOutcome, RunFigures, Summary, find_outliers, read_figures, summarise
 
 _FAR = 0.05  # relative distance from the median that an outlier among repeats has at least
 
@@ -113,6 +113,8 @@ def _metric(definition: Definition, outcomes: Sequence[PointOutcome]) -> str | N
     """Returns the metric of the goal, else the accuracy, else another, else the loss; None if runs are only timed."""
     if definition.goal.metric is not None or definition.goal.kind == "steps":
         return definition.goal.metric
+    if definition.goal.kind == "rate":
+        return TRAIN_LOSS
     found = dict.fromkeys(name for each in outcomes for epoch in each.epochs[-1:] for name in epoch.metrics)
     names = sorted(
         (name for name in found if name.startswith("valid_")),

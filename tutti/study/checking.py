@@ -44,12 +44,14 @@ def check_metric(goal: Goal, config: RunConfig) -> None:
 
 
 def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
-    """Yields the overrides of a goal: a run to a target stops there; a timed run writes no checkpoints."""
+    """Yields the overrides of a goal: a run to a target stops there; a short run writes no checkpoints."""
     if goal.kind == "target":
         yield f"stop_at={{{goal.metric}: {goal.target!r}}}"
-    if goal.kind != "steps":
+    if goal.kind not in ("steps", "rate"):
         return
     total = goal.warmup_steps + (goal.steps or 0)
+    if goal.kind == "rate":
+        yield from ("schedule.warmup_steps=0", "schedule.decay=constant", "schedule.milestones=[]")
     yield from (f"max_steps={total}", "stop_at=null", "stop_early=null")
     samples = config.data.train_samples()
     if samples is None:
@@ -57,7 +59,7 @@ def goal_overrides(goal: Goal, config: RunConfig, ranks: int) -> Iterable[str]:
     else:
         plan = make_plan(config, ranks, samples)
         epochs = math.ceil(total / plan.steps_per_epoch)
-        if _learning_warmup(config, plan) > total:
+        if goal.kind == "steps" and _learning_warmup(config, plan) > total:
             yield f"schedule.warmup_steps={total}"
     if epochs > config.epochs:
         yield f"epochs={epochs}"
@@ -75,6 +77,8 @@ def describe_goal(goal: Goal) -> str:
     """Describes in words how long a point runs."""
     if goal.kind == "steps":
         return f"{goal.steps} steps after {goal.warmup_steps} of warm-up"
+    if goal.kind == "rate":
+        return f"{goal.steps} steps at a constant rate"
     if goal.kind == "target":
         return f"to {goal.metric}={goal.target:g}, or the whole recipe"
     return "the whole recipe" + ("" if goal.metric is None else f", and when it reaches {goal.metric}={goal.target:g}")

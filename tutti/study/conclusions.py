@@ -11,7 +11,8 @@ from tutti.study.analysis import Analysis
 from tutti.study.differences import difference
 from tutti.study.efficiency import ScalePoint, Scaling
 from tutti.study.links import conclude_links
-from tutti.study.sweep_results import conclude_sweep, describe
+from tutti.study.rates import conclude_rates
+from tutti.study.sweep_results import ALL, conclude_sweep, describe, find_series
 from tutti.units import count, duration, is_lower_better, percent
 
 
@@ -90,13 +91,24 @@ def conclude(analysis: Analysis, other: Analysis | None = None, ahead: Sequence[
     sentences += _shared_cores(analysis) if analysis.scaling else []
     sentences += conclude_links(analysis.links) if analysis.links else []
     sentences += ahead
-    if analysis.definition.kind == "sweep":
+    if analysis.definition.goal.kind == "rate":
+        sentences += _rates(analysis)
+    elif analysis.definition.kind == "sweep":
         sentences += conclude_sweep(analysis)
     else:
         sentences += _solution(analysis)
     if other is not None:
         sentences += compare_studies(analysis, other)
     return sentences + _exceptions(analysis)
+
+
+def _rates(analysis: Analysis) -> list[str]:
+    """States the recommended learning rate of each curve, with the name of the curve if there are several."""
+    found = []
+    for series in find_series(analysis):
+        sentences = conclude_rates(analysis, series.settings)
+        found += sentences if series.name == ALL else [f"{series.name}: {sentence}" for sentence in sentences]
+    return found
 
 
 def conclude_scaling(scaling: Scaling) -> list[str]:

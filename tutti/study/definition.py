@@ -18,9 +18,12 @@ _ID = re.compile(r"[\w.,+=-]*\w[\w.,+=-]*")
 
 @dataclass(frozen=True)
 class Goal:
-    """When a point ends: after some timed steps, at the value of a metric, or after the whole recipe."""
+    """When a point ends: after some timed steps, at the value of a metric, or after the whole recipe.
 
-    kind: Literal["steps", "target", "full"]
+    A search for a learning rate (`rate`) compares the training loss after some steps.
+    """
+
+    kind: Literal["steps", "target", "full", "rate"]
     steps: int | None = None  # after the warm-up, if only speed is measured
     warmup_steps: int = 0
     metric: str | None = None  # as in metrics.jsonl: valid_accuracy

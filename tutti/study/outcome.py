@@ -1,5 +1,6 @@
 """The outcome of a point: the content of its run folder, and its speed, shares, metrics, goal and collapse."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,7 @@ _OUTLIER = 3.5  # scaled median absolute deviations
 _NORMAL = 1.4826
 _NEAR_CHANCE = 1.5  # a final accuracy up to this many times chance is no better than chance
 NOT_FINITE = "the loss is not finite"
+TRAIN_LOSS = "train_loss"  # the metric by which a search compares learning rates
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,10 @@ def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
     """Computes the numbers of a run; speed and goal only for a finished run."""
     if not outcome.is_finished:
         return RunFigures(outcome, collapse=find_collapse(outcome))
+    final = dict(outcome.epochs[-1].metrics) if outcome.epochs else {}
+    collapse = find_collapse(outcome)
+    if goal.kind == "rate":
+        final, collapse = _last_loss(outcome), _rate_collapse(outcome)
     speeds = [window.samples_per_second for window in outcome.windows]
     marked = find_outliers(speeds)
     return RunFigures(
@@ -223,11 +229,30 @@ def read_figures(outcome: PointOutcome, goal: Goal) -> RunFigures:
         speed=summarise(speeds),
         outlier_windows=tuple(w.step for w, is_marked in zip(outcome.windows, marked, strict=True) if is_marked),
         shares=combined_shares(outcome.windows),
-        final=dict(outcome.epochs[-1].metrics) if outcome.epochs else {},
+        final=final,
         best=_best(outcome),
         reached=_reached(outcome, goal),
-        collapse=find_collapse(outcome),
+        collapse=collapse,
     )
+
+
+def _last_loss(outcome: PointOutcome) -> dict[str, float]:
+    """Returns the mean training loss over the last tenth of the steps, as far as log windows divide them."""
+    ends = [step for step, _, _ in outcome.losses]
+    lengths = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+    windows = [(steps, end, loss) for steps, (end, _, loss) in zip(lengths, outcome.losses, strict=True)]
+    last = [(steps, loss) for steps, end, loss in windows if end > 0.9 * ends[-1]]
+    return {TRAIN_LOSS: sum(steps * loss for steps, loss in last) / sum(steps for steps, _ in last)} if last else {}
+
+
+def _rate_collapse(outcome: PointOutcome) -> str | None:
+    """Returns why a short run counts as collapsed: a loss that is not finite, or that ends above its start."""
+    losses = [loss for _, _, loss in outcome.losses]
+    if not all(map(math.isfinite, losses)):
+        return NOT_FINITE
+    start = outcome.start.get(TRAIN_LOSS, losses[0] if losses else math.inf)
+    final = _last_loss(outcome).get(TRAIN_LOSS, start)
+    return f"the training loss ends at {final:.3g}, above its start of {start:.3g}" if final > start else None
 
 
 def find_collapse(outcome: PointOutcome) -> str | None:

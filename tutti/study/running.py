@@ -48,12 +48,12 @@ class StudyObserver(Protocol):
 
 
 def decide(state: PointState, goal: Goal, run_state: str | None, has_checkpoint: bool, retry: bool) -> Next:
-    """Returns what remains to do for a point: a timed run starts again, any other resumes from its checkpoint."""
+    """Returns what remains to do for a point: a short run starts again, any other resumes from its checkpoint."""
     if state.state == "finished" or (state.state == "failed" and not retry):
         return "nothing"
     if run_state == "finished":  # the study was killed before it recorded that
         return "record"
-    return "resume" if goal.kind != "steps" and has_checkpoint else "start"
+    return "resume" if goal.kind in ("target", "full") and has_checkpoint else "start"
 
 
 def remaining_points(folder: StudyFolder, definition: Definition, retry: bool) -> list[tuple[Point, Next]]:

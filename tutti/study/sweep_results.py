@@ -29,7 +29,7 @@ class Series:
 def axis_of(analysis: Analysis) -> str | None:
     """Returns the key of the horizontal axis: the batch if it is varied, else the number with the most values."""
     varied = analysis.varied
-    for key in _ALONG:
+    for key in ("optim.lr",) if analysis.definition.goal.kind == "rate" else _ALONG:
         if key in varied:
             return key
     counts = {

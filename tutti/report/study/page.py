@@ -106,7 +106,7 @@ def _title(definition: Definition) -> str:
     if definition.kind == "scale":
         kind = f"{definition.mode.capitalize()} scaling" if definition.mode else "Scaling"
         return f"{kind} of {recipe}"
-    return f"Sweep of {recipe}"
+    return f"{'Learning rates' if definition.goal.kind == 'rate' else 'Sweep'} of {recipe}"
 
 
 def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
@@ -116,6 +116,7 @@ def _subtitle(analysis: Analysis, studies: Sequence[Study]) -> str:
     goals = {
         "steps": f"{units.count(goal.steps or 0)} steps each after {units.count(goal.warmup_steps)} of warm-up",
         "full": "whole training runs",
+        "rate": f"{units.count(goal.steps or 0)} steps each at a constant rate",
         "target": "",
     }
     if goal.metric and goal.target is not None:
