@@ -1,6 +1,7 @@
 """Recipes with a training step of the user's own: the same run as the script, on any ranks, killed and resumed."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from tutti.after.run import open_run
 from tutti.bench.measure import Variant, check
+from tutti.cli.ranks import begun_run
 from tutti.config.load import change, load
 from tutti.config.recipes import read_yaml
 from tutti.errors import CheckpointError, ConfigError, TrainingError
@@ -118,6 +120,15 @@ def test_a_run_is_evaluated_and_opened_as_any_other(whole: dict[int, Trained], t
     weights = open_run(folder).weights("last")
     assert list(weights["generator.0.weight"].shape) == [64, 4]
     assert list(weights["critic.0.weight"].shape) == [64, 2]
+
+
+def test_a_run_finds_the_modules_of_its_recipe_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    (tmp_path / "record.json").write_text(json.dumps({"segments": [{"python_path": f"{RECIPE.parent}:/absent"}]}))
+    begun_run(tmp_path, None)
+    assert str(RECIPE.parent) in sys.path and "/absent" not in sys.path
+    assert str(RECIPE.parent) in os.environ["PYTHONPATH"].split(os.pathsep)
 
 
 @pytest.mark.parametrize(

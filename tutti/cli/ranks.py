@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tutti.checkpoint.manifest import find_latest, saved
 from tutti.config.check import check_parts
+from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import Cause, CheckpointError, FolderError, Interrupted, LaunchError, TuttiError
 from tutti.launch.local import keep_until_exit, start_fork_server
@@ -24,7 +25,7 @@ from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, 
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned
-from tutti.runs.record import Record
+from tutti.runs.record import Record, python_path, read_record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # tutti reports missing ranks itself
 
@@ -60,6 +61,7 @@ def begun_run(path: Path, resume: str | None) -> tuple[RunFolder, Path | None]:
     if resume is not None:
         raise CheckpointError(f"--resume {resume}: the run in {path} resumes from its newest checkpoint. Leave it out.")
     folder = RunFolder(path)
+    make_importable(str(path), python_path(read_record(folder.record) or {}))
     has_saved = (folder.checkpoints / "latest").is_file() or saved(folder.checkpoints)
     return folder, find_latest(folder.checkpoints, warn_once) if has_saved else None
 

@@ -345,11 +345,8 @@ def _open(run: str, out: Path) -> "OpenedRun":
     """Open a run, whose own modules are then found where they were found in training."""
     from tutti.after.run import open_run
     from tutti.config.recipes import make_importable
+    from tutti.runs.record import python_path
 
     opened = open_run(run, out)
-    make_importable(str(opened.folder.config))
-    segments = opened.record.get("segments") or [{}]
-    for folder in (segments[-1].get("python_path") or "").split(":"):
-        if folder and folder not in sys.path and Path(folder).is_dir():
-            sys.path.append(folder)
+    make_importable(str(opened.folder.config), python_path(opened.record))
     return opened

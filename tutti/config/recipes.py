@@ -185,9 +185,11 @@ def expand(text: str, where: str) -> str:
     return filled
 
 
-def make_importable(recipe: str) -> None:
-    """Add this folder and the folder of the recipe to the module search path, also for ranks started here."""
-    for folder in (Path.cwd(), Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()):
+def make_importable(recipe: str, python_path: str = "") -> None:
+    """Add this folder, that of the recipe and others to the module search path, also for ranks started here."""
+    own = Path(recipe).parent.resolve() if Path(recipe).is_file() else Path.cwd()
+    others = [Path(folder) for folder in python_path.split(os.pathsep) if os.path.isdir(folder)]
+    for folder in (Path.cwd(), own, *others):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
             known = os.environ.get("PYTHONPATH")

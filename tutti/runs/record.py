@@ -277,6 +277,11 @@ def _first_field(path: str, name: str) -> str | None:
 _KEPT = ("epoch", "ranks", "train_loss", "samples_per_second", "seconds")
 
 
+def python_path(record: Mapping[str, Any]) -> str:
+    """The folders from which the last part of a run imported modules of the user's, as PYTHONPATH has them."""
+    return (record.get("segments") or [{}])[-1].get("python_path") or ""
+
+
 def summarise_epochs(metrics: Path, ranks: int) -> dict[str, Any]:
     """The history of a run with the number of ranks, the best value of each validation metric, the mean epoch."""
     events = [event for event in read_events(metrics) if event.get("event") == "epoch"]

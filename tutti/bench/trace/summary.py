@@ -93,7 +93,14 @@ def _submits_collective(span: Span) -> bool:
     return span.kind == "cpu_op" and span.name.startswith("c10d::")
 
 
-PARTS = (StepPart.DATA, StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER, StepPart.LOGGING)
+PARTS = (
+    StepPart.DATA,
+    StepPart.FORWARD,
+    StepPart.BACKWARD,
+    StepPart.OPTIMIZER,
+    StepPart.COMPUTE,  # of a step of the user's own
+    StepPart.LOGGING,
+)
 _MOST_GAPS = 5
 
 

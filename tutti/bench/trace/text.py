@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tutti import units
 from tutti.bench.trace.summary import PARTS, CallTotal, RankSummary, arrivals
+from tutti.runs.step_parts import StepPart
 
 _MOST_ROWS = 12
 _MOST_GAPS = 6
@@ -32,7 +33,8 @@ def write_summary(title: str, summaries: Sequence[RankSummary], offsets: Sequenc
 def _times(summaries: Sequence[RankSummary]) -> list[str]:
     """Step times, the parts of a step on the host, compute, communication and idle time; one row for each rank."""
     parts = [part for part in PARTS if any(summary.parts[part] for summary in summaries)]
-    titles = ["rank", "step", *parts, "compute", "communication", "exposed", "idle"]
+    named = ["step function" if part is StepPart.COMPUTE else part for part in parts]
+    titles = ["rank", "step", *named, "compute", "communication", "exposed", "idle"]
 
     def figures(summary: RankSummary) -> list[float]:
         values = [summary.window, *(summary.parts[part] for part in parts)]
