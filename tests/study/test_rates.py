@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tutti.forecast.batches import read_sweep
 from tutti.report.study.write import read_study, write_report
 from tutti.study.conclusions import conclude
 from tutti.study.definition import Definition, Goal, Point, PointState, StudyFolder, write_definition, write_state
+from tutti.study.outcome import Epoch, PointOutcome, read_figures
 from tutti.study.rates import RateResult, add_rates, advise_rate, rate_goal
 from tutti.study.running import decide
 from tutti.study.sweep import SweepGrid, read_axes, sweep_points
@@ -169,3 +171,15 @@ def test_the_command_searches_and_resumes(tutti: Tutti, tmp_path: Path) -> None:
     (study,) = (tmp_path / "runs" / "studies" / "digits" / "mlp").iterdir()
     again = tutti("sweep", "--resume", str(study))
     assert again.code == 0 and "Recommended: optim.lr=0.01" in again.out
+
+
+def test_a_loss_without_a_start_may_rise() -> None:
+    """A step of the user's own has no loss before its first step, and that of an adversarial one need not fall."""
+    point = Point("p1", 1, (), {}, 1, 42)
+    epochs = (Epoch(1, 10, 1.0, {"train_loss": 0.9}),)
+    outcome = PointOutcome(point, PointState("finished"), "", epochs=epochs, losses=((1, 0.1, 0.5), (10, 1.0, 0.9)))
+    assert read_figures(outcome, Goal("full")).collapse is None
+    assert read_figures(outcome, GOAL).collapse is None
+    known = replace(outcome, start={"train_loss": 0.5})
+    assert read_figures(known, Goal("full")).collapse == "the training loss ends at 0.9, above its start of 0.5"
+    assert read_figures(known, GOAL).collapse == "the training loss ends at 0.9, above its start of 0.5"

@@ -250,7 +250,7 @@ def _rate_collapse(outcome: PointOutcome) -> str | None:
     losses = [loss for _, _, loss in outcome.losses]
     if not all(map(math.isfinite, losses)):
         return NOT_FINITE
-    start = outcome.start.get(TRAIN_LOSS, losses[0] if losses else math.inf)
+    start = outcome.start.get(TRAIN_LOSS, math.inf)
     final = _last_loss(outcome).get(TRAIN_LOSS, start)
     return f"the training loss ends at {final:.3g}, above its start of {start:.3g}" if final > start else None
 
@@ -259,18 +259,18 @@ def find_collapse(outcome: PointOutcome) -> str | None:
     """Returns why a run counts as collapsed: a loss that is not finite or above its start, or an accuracy near chance.
 
     Chance is the larger of the accuracy before the first step and exp(-loss) there, which is 1 over the number of
-    classes.
+    classes. A step of the user's own has no loss before the first step, and may have one that is not to fall.
     """
     losses = [loss for _, _, loss in outcome.losses]
     if outcome.has_diverged or not all(map(math.isfinite, losses)):
         return NOT_FINITE
     if not outcome.is_finished or not outcome.epochs:
         return None
-    final, start = outcome.epochs[-1].metrics, outcome.start.get("train_loss", losses[0] if losses else math.inf)
+    final, start = outcome.epochs[-1].metrics, outcome.start.get(TRAIN_LOSS, math.inf)
     if not all(map(math.isfinite, final.values())):
         return NOT_FINITE
-    if final.get("train_loss", 0.0) > start:
-        return f"the training loss ends at {final['train_loss']:.3g}, above its start of {start:.3g}"
+    if final.get(TRAIN_LOSS, 0.0) > start:
+        return f"the training loss ends at {final[TRAIN_LOSS]:.3g}, above its start of {start:.3g}"
     accuracy = final.get("valid_accuracy")
     chance = max(outcome.start.get("valid_accuracy", 0.0), math.exp(-start))
     if accuracy is not None and accuracy <= _NEAR_CHANCE * chance:
