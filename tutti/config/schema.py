@@ -136,7 +136,7 @@ class SpeedConfig(Section):
     channels_last: Where = "gpu"  # the channels-last memory format, in which convolutions are fastest
     compile: Where = False  # model and loss by torch.compile, which slows the start
     graphs: Where = False  # with compile: CUDA graphs, for steps limited by kernel launches
-    fold: Where = "gpu"  # layers with few channels as matrix products, in models that support it
+    fold: Where = "gpu"  # layers with few channels in a faster form, in models that have one
 
 
 class CheckpointConfig(Section):
