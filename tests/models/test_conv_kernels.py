@@ -67,7 +67,14 @@ def test_weight_sums_over_all_positions_in_any_number_of_parts(splits: int) -> N
     assert_close(conv_kernels.weight_gradient(*inner, tiling).permute(0, 4, 1, 2, 3), expected)
 
 
-@pytest.mark.parametrize("products", [{"gather", "scatter", "weight"}, {"weight"}, {"scatter"}])
+@pytest.mark.parametrize(
+    "products",
+    [
+        {"gather", "scatter", "weight"},
+        pytest.param({"weight"}, marks=pytest.mark.slow),
+        pytest.param({"scatter"}, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("form", ["down", "convolution", "mixed"])
 def test_a_layer_takes_the_products_of_kernels(form: str, products: set, monkeypatch: pytest.MonkeyPatch) -> None:
     large, small, weight = volumes(*SHAPES[0])

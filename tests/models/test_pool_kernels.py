@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import tutti.models.pool_kernels
 
 for kind in (torch.float32, torch.bfloat16):
-    for shape in ((2, 64, 12, 8), (1, 64, 4, 80), (3, 32, 2, 2)):
+    for shape in ((2, 16, 6, 4), (1, 16, 2, 12)):
         images = torch.randn(shape, generator=torch.Generator().manual_seed(1)).relu()  # with ties at zero
         images = images.to(kind).to(memory_format=torch.channels_last)
         ours, torchs = images.clone().requires_grad_(), images.float().requires_grad_()
@@ -29,4 +29,4 @@ for kind in (torch.float32, torch.bfloat16):
 
 
 def test_pooling_and_its_gradient_are_those_of_torch() -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True, timeout=600)
