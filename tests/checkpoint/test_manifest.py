@@ -109,7 +109,7 @@ def test_the_last_good_checkpoint_before_a_damaged_one_is_offered(tmp_path: Path
     for folder in folders[2:4]:
         (folder / "one.bin").write_bytes(b"")
     for damaged in folders[2:4]:
-        assert refusal(damaged).endswith(f" The last good one before it is step-000200: resume from {folders[1]}")
+        assert refusal(damaged).endswith(f" The last good one before it is step-000200: --resume {folders[1]}")
     verify(folders[1])
     verify(folders[4])
 
@@ -141,7 +141,7 @@ def test_checkpoints_are_listed_oldest_first(tmp_path: Path) -> None:
 def test_a_good_checkpoint_is_offered_past_a_million_steps_too(tmp_path: Path) -> None:
     good, damaged = make(tmp_path, 999_999), make(tmp_path, 1_000_000)
     (damaged / "one.bin").unlink()
-    assert refusal(damaged).endswith(f" The last good one before it is step-999999: resume from {good}")
+    assert refusal(damaged).endswith(f" The last good one before it is step-999999: --resume {good}")
 
 
 def test_the_latest_checkpoint_is_the_one_that_the_pointer_names(tmp_path: Path) -> None:

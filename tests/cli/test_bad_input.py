@@ -140,8 +140,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_offered(tutti: Tu
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     done = tutti("train", "digits/mlp", "--resume", "epochs=3")
-    assert_refused(done, f"{bad.name} is damaged: {data.name}", f"resume from {good.relative_to(tmp_path)}")
-    offered = done.err.rsplit("resume from ", 1)[1].strip()
+    assert_refused(done, f"{bad.name} is damaged: {data.name}", f"--resume {good.relative_to(tmp_path)}")
+    offered = done.err.rsplit("--resume ", 1)[1].strip()
     assert tutti("train", "digits/mlp", "--resume", offered, "epochs=3").code == 0
 
 

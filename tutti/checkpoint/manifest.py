@@ -225,10 +225,10 @@ def _offer(bad: Path) -> str:
     earlier = [folder for folder in others if step_of(folder) < step_of(bad)]
     for folder in earlier:
         if _is_good(folder):
-            return f" The last good one before it is {folder.name}: resume from {folder}"
+            return f" The last good one before it is {folder.name}: --resume {folder}"
     for folder in others:
         if folder not in earlier and _is_good(folder):
-            return f" There is no earlier good one; the newest good one is {folder.name}: resume from {folder}"
+            return f" There is no earlier good one; the newest good one is {folder.name}: --resume {folder}"
     return " There is no earlier good one."
 
 
