@@ -145,6 +145,6 @@ def test_sums_over_few_cells_as_products_give_the_numbers_of_torch(
     laid_out = [each.to(memory_format=torch.channels_last_3d) for each in (volume, weight)]
 
     def ours(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return torch.ops.tutti.strided_convolution(volume, weight, doubles) + bias.view(-1, 1, 1, 1)
+        return torch.ops.tutti.strided_convolution(volume, weight, bias, 1.0, doubles)
 
     assert_equal(computed(ours, [*laid_out, bias]), computed(torchs(doubles), [*laid_out, bias]))

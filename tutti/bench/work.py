@@ -346,7 +346,9 @@ def _attempt(call: Callable[[], Any], optimizer: torch.optim.Optimizer, what: st
 def _own_formulas() -> dict[Any, Callable[..., int]]:
     """Formulas for the operations of tutti's own operators, which torch does not know."""
 
-    def forward(volume: Any, weight: Any, doubles: bool, out_shape: Any = None, **_: Any) -> int:
+    def forward(
+        volume: Any, weight: Any, bias: Any, slope: float, doubles: bool, out_shape: Any = None, **_: Any
+    ) -> int:
         return conv_flop_count(volume, weight, out_shape, transposed=doubles)
 
     def backward(grad: Any, volume: Any, weight: Any, doubles: bool, **_: Any) -> int:

@@ -13,7 +13,7 @@ from tutti.errors import ConfigError
 _KERNELS = False
 if torch.cuda.is_available():
     with contextlib.suppress(ImportError):  # triton is installed with torch where it supports the GPU
-        import tutti.models.pool_kernels  # noqa: F401 (registers the operators)
+        import tutti.models.kernels.pooling  # noqa: F401 (registers the operators)
 
         _KERNELS = True
 

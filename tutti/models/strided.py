@@ -5,10 +5,14 @@ Each has several forms that compute the same function:
 - "convolution": torch's convolution. A compiled model calls it as an opaque operator, because the compiler of torch
   2.11 assumes a wrong memory layout for the gradients of a channels-last convolution. On a GPU the operator computes
   sums over many channels and few cells as a product, because cuDNN has no kernels that split them. On a Hopper GPU
-  it calls the kernels of `conv_kernels` in bf16, where the table below says that they are faster than cuDNN.
+  it calls the kernels of `kernels.convolution` in bf16, where the table below says that they are faster than cuDNN.
 - "product": one matrix product with the 4 x 4 x 4 windows of the volume as rows. It moves eight times the data, and
-  is still faster with few channels, for which cuDNN has no good kernels.
-- "mixed" (`up` only): a convolution forward; backward products, or the kernels where the table has both gradients.
+  is still faster with few channels, for which cuDNN has no good kernels. On a Hopper GPU `down` calls kernels of
+  `kernels.convolution` instead.
+- "mixed" (`up` only): a convolution forward, products backward. Where our kernels are faster in all three products, the
+  same as "convolution".
+
+The results pass through a leaky ReLU with a given slope: 0 is a ReLU, 1 none. Our kernels do that on the way.
 """
 
 import contextlib
@@ -22,13 +26,13 @@ import torch.nn.functional as F
 _KERNELS = False
 if torch.cuda.is_available():
     with contextlib.suppress(ImportError):  # triton is installed with torch where it supports the GPU
-        import tutti.models.conv_kernels
-        import tutti.models.window_kernels  # noqa: F401 (they register operators)
+        import tutti.models.kernels.operators
+        import tutti.models.kernels.windows  # noqa: F401 (they register operators)
 
         _KERNELS = True
 
 Form = Literal["convolution", "product", "mixed"]
-Product = Literal["gather", "scatter", "weight"]  # see tutti.models.conv_kernels
+Product = Literal["gather", "scatter", "weight"]  # see tutti.models.kernels.convolution
 _LAYOUT = torch.channels_last_3d
 _FEW_CHANNELS = 16
 _FEW_WINDOWS = 8  # of a sample
@@ -45,27 +49,38 @@ FASTER_THAN_CUDNN: dict[tuple[int, int], tuple[Product, ...]] = {
 }
 
 
-def down(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form) -> torch.Tensor:
+def down(
+    volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form, slope: float = 1.0
+) -> torch.Tensor:
     """B x C x 2D x 2H x 2W to B x O x D x H x W, with a weight of O x C x 4 x 4 x 4."""
     volume, weight, bias = _cast(volume, weight, bias)
     if form == "convolution":
-        return _convolve(volume, weight, bias, doubles=False)
+        return _convolve(volume, weight, bias, slope, doubles=False)
+    if _folds(volume, weight):
+        return _Folded.apply(volume, weight, bias, slope)
     rows = _Windows.apply(volume.permute(0, 2, 3, 4, 1))
     out = torch.addmm(bias, rows.flatten(0, 3).flatten(1), weight.permute(2, 3, 4, 1, 0).flatten(0, 3))
-    return out.view(*rows.shape[:4], -1).permute(0, 4, 1, 2, 3)
+    return _activate(out.view(*rows.shape[:4], -1).permute(0, 4, 1, 2, 3), slope)
 
 
-def up(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form) -> torch.Tensor:
+def up(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, form: Form, slope: float = 1.0) -> torch.Tensor:
     """B x C x D x H x W to B x O x 2D x 2H x 2W, with a weight of C x O x 4 x 4 x 4."""
     volume, weight, bias = _cast(volume, weight, bias)
-    if form == "convolution":
-        return _convolve(volume, weight, bias, doubles=True)
-    return _ByProducts.apply(volume, weight, bias, form == "mixed")
+    if form == "convolution" or (form == "mixed" and len(_kernel_products(volume, weight)) == 3):
+        return _convolve(volume, weight, bias, slope, doubles=True)
+    return _activate(_ByProducts.apply(volume, weight, bias, form == "mixed"), slope)
 
 
-def _has_kernels(volume: torch.Tensor) -> bool:
-    """Returns whether our Triton kernels are available and apply; they are for few channels."""
-    return _KERNELS and volume.is_cuda and volume.shape[1] <= _FEW_CHANNELS
+def _activate(total: torch.Tensor, slope: float) -> torch.Tensor:
+    if slope == 0:
+        return F.relu(total, inplace=True)
+    return total if slope == 1 else F.leaky_relu(total, slope, inplace=True)
+
+
+def _has_kernels(volume: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether our Triton kernels of windows are available and apply: for few channels after `up`."""
+    applies = weight.shape[1] <= _FEW_CHANNELS and volume.shape[-1] % 2 == 0 and volume.itemsize <= 4
+    return _KERNELS and volume.is_cuda and applies
 
 
 @torch.compiler.assume_constant_result
@@ -84,10 +99,22 @@ def _kernel_products(volume: torch.Tensor, weight: torch.Tensor) -> tuple[Produc
     return FASTER_THAN_CUDNN.get((weight.shape[1], weight.shape[0]), ()) if _has_conv_kernels(volume) else ()
 
 
+def _folds(volume: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether our kernels compute `down` from few channels; they read blocks of 64 numbers."""
+    out, channels = weight.shape[:2]
+    return _has_conv_kernels(volume) and channels <= _FEW_CHANNELS and channels % 4 == 0 and out % 64 == 0
+
+
 def windows(volume: torch.Tensor) -> torch.Tensor:
     """The 4 x 4 x 4 windows with stride 2 of a B x 2D x 2H x 2W x C volume: B x D x H x W x 4 x 4 x 4 x C."""
     padded = F.pad(volume, (0, 0, 1, 1, 1, 1, 1, 1))
     return padded.unfold(1, 4, 2).unfold(2, 4, 2).unfold(3, 4, 2).permute(0, 1, 2, 3, 5, 6, 7, 4).contiguous()
+
+
+def fold(volume: torch.Tensor) -> torch.Tensor:
+    """B x C x 2D x 2H x 2W, with a margin of zeros, to B x 2D + 2 x H x 2W + 2 x 4C."""
+    padded = F.pad(volume.permute(0, 2, 3, 4, 1), (0, 0, 1, 1, 1, 1, 1, 1))
+    return padded.unfold(2, 4, 2).transpose(4, 5).flatten(4).contiguous()
 
 
 def overlap_add(rows: torch.Tensor) -> torch.Tensor:
@@ -136,57 +163,100 @@ class _ByProducts(torch.autograd.Function):
         if convolves:
             return _plain(volume, weight, doubles=True) + bias.view(-1, 1, 1, 1)
         inner = volume.permute(0, 2, 3, 4, 1)
+        if _has_kernels(volume, weight):
+            rows = weight.flatten(1).t() @ inner.reshape(-1, inner.shape[-1]).t()
+            return torch.ops.tutti.overlap_add(rows, bias, inner.shape[:4])
         rows = inner.reshape(-1, inner.shape[-1]) @ weight.permute(0, 2, 3, 4, 1).flatten(1)
         return overlap_add(rows.view(*inner.shape[:4], 4, 4, 4, -1)).permute(0, 4, 1, 2, 3) + bias.view(-1, 1, 1, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         volume, weight = ctx.saved_tensors
-        products = _kernel_products(volume, weight)
-        if "gather" in products and "weight" in products:
-            both = torch.ops.tutti.strided_convolution_backward(grads[0], volume, weight, True)
-            return both[0], both[1], grads[0].sum((0, 2, 3, 4)), None
-        inner, laid_out = volume.permute(0, 2, 3, 4, 1), weight.permute(0, 2, 3, 4, 1)
-        if _has_kernels(grads[0]):
-            laid_out = weight
-            rows, sums = torch.ops.tutti.windows_first(grads[0].contiguous())
+        inner = volume.permute(0, 2, 3, 4, 1)
+        positions = inner.reshape(-1, len(weight))
+        if _has_kernels(volume, weight):
+            rows, sums = torch.ops.tutti.windows_by_tap(grads[0].contiguous())
+            grad_volume = rows.t() @ weight.flatten(1).t()
+            grad_weight = (positions.t() @ rows.t()).view(weight.shape)
             grad_bias = sums.sum(0).to(weight.dtype)
         else:
             rows = windows(grads[0].permute(0, 2, 3, 4, 1)).view(-1, weight[0].numel())
+            grad_volume = rows @ weight.permute(0, 2, 3, 4, 1).flatten(1).t()
+            grad_weight = (positions.t() @ rows).view(len(weight), 4, 4, 4, -1).permute(0, 4, 1, 2, 3)
             grad_bias = grads[0].sum((0, 2, 3, 4))
-        grad_volume = (rows @ laid_out.flatten(1).t()).view(inner.shape).permute(0, 4, 1, 2, 3)
-        grad_weight = (inner.reshape(-1, len(weight)).t() @ rows).view(laid_out.shape)
-        if laid_out is not weight:
-            grad_weight = grad_weight.permute(0, 4, 1, 2, 3)
-        return grad_volume, grad_weight, grad_bias, None
+        return grad_volume.view(inner.shape).permute(0, 4, 1, 2, 3), grad_weight, grad_bias, None
 
 
-def _convolve(volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, doubles: bool) -> torch.Tensor:
-    if torch.compiler.is_compiling() or _kernel_products(volume, weight):
-        return torch.ops.tutti.strided_convolution(volume, weight, doubles) + bias.view(-1, 1, 1, 1)
-    convolution = F.conv_transpose3d if doubles else F.conv3d
-    return convolution(volume, weight, bias, stride=2, padding=1)
+class _Folded(torch.autograd.Function):
+    """`down` from few channels by our kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, slope: float) -> torch.Tensor:
+        cells = fold(volume)
+        out = torch.ops.tutti.folded_gather(cells, weight, bias, slope)
+        ctx.save_for_backward(cells, weight, out)
+        ctx.slope = slope
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        cells, weight, out = ctx.saved_tensors
+        grad = _before_activation(grads[0], out, ctx.slope)
+        inner = grad.permute(0, 2, 3, 4, 1)
+        grad_volume = None
+        if ctx.needs_input_grad[0]:
+            rows = inner.reshape(-1, len(weight)) @ weight.permute(0, 2, 3, 4, 1).flatten(1)
+            grad_volume = overlap_add(rows.view(*inner.shape[:4], 4, 4, 4, -1)).permute(0, 4, 1, 2, 3)
+        return grad_volume, *torch.ops.tutti.folded_weight(grad, cells), None
+
+
+def _before_activation(grad: torch.Tensor, out: torch.Tensor, slope: float) -> torch.Tensor:
+    """The gradient of what became `out` by a leaky ReLU."""
+    return grad if slope == 1 else torch.where(out > 0, grad, grad * slope)
+
+
+def _convolve(
+    volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, slope: float, doubles: bool
+) -> torch.Tensor:
+    products = _kernel_products(volume, weight)
+    if _forward_product(doubles) in products:
+        return torch.ops.tutti.strided_convolution(volume, weight, bias, slope, doubles)
+    if torch.compiler.is_compiling() or products:  # the compiler joins bias and slope to what follows
+        total = torch.ops.tutti.strided_convolution(volume, weight, None, 1.0, doubles) + bias.view(-1, 1, 1, 1)
+    else:
+        total = (F.conv_transpose3d if doubles else F.conv3d)(volume, weight, bias, stride=2, padding=1)
+    return _activate(total, slope)
 
 
 def _plain(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
     if torch.compiler.is_compiling():
-        return torch.ops.tutti.strided_convolution(volume, weight, doubles)
-    return strided_convolution(volume, weight, doubles)
+        return torch.ops.tutti.strided_convolution(volume, weight, None, 1.0, doubles)
+    return strided_convolution(volume, weight, None, 1.0, doubles)
+
+
+def _forward_product(doubles: bool) -> Product:
+    return "scatter" if doubles else "gather"
 
 
 @torch.library.custom_op("tutti::strided_convolution", mutates_args=())
-def strided_convolution(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+def strided_convolution(
+    volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float, doubles: bool
+) -> torch.Tensor:
     """torch's channels-last convolution, or that of our kernels, as one opaque operator."""
     if not doubles and _reduces_to_few(volume):
-        return _gather(volume, weight)
-    if ("scatter" if doubles else "gather") in _kernel_products(volume, weight):
-        return (torch.ops.tutti.conv_scatter if doubles else torch.ops.tutti.conv_gather)(volume, weight, None, 1.0)
-    out = torch.ops.aten.convolution(volume, weight, None, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1)
-    return out.contiguous(memory_format=_LAYOUT)
+        out = _gather(volume, weight)
+        out = out if bias is None else out + bias.view(-1, 1, 1, 1)
+    elif _forward_product(doubles) in _kernel_products(volume, weight):
+        return (torch.ops.tutti.conv_scatter if doubles else torch.ops.tutti.conv_gather)(volume, weight, bias, slope)
+    else:
+        out = torch.ops.aten.convolution(volume, weight, bias, [2] * 3, [1] * 3, [1] * 3, doubles, [0] * 3, 1)
+    return _activate(out.contiguous(memory_format=_LAYOUT), slope)
 
 
 @strided_convolution.register_fake
-def _(volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+def _(
+    volume: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float, doubles: bool
+) -> torch.Tensor:
     sizes = [2 * size if doubles else size // 2 for size in volume.shape[2:]]
     channels = weight.shape[1] if doubles else weight.shape[0]
     return volume.new_empty((len(volume), channels, *sizes)).contiguous(memory_format=_LAYOUT)
@@ -238,12 +308,16 @@ def _gather(volume: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.doubles = inputs[2]
+    volume, weight, bias, ctx.slope, ctx.doubles = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(volume, weight, output)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    return *torch.ops.tutti.strided_convolution_backward(grad, *ctx.saved_tensors, ctx.doubles), None
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    volume, weight, out = ctx.saved_tensors
+    grad = _before_activation(grad, out, ctx.slope)
+    both = torch.ops.tutti.strided_convolution_backward(grad, volume, weight, ctx.doubles)
+    return *both, grad.sum((0, 2, 3, 4)) if ctx.has_bias else None, None, None
 
 
 strided_convolution.register_autograd(_backward, setup_context=_save)

@@ -1,10 +1,6 @@
 """The 3-D U-Net that predicts hydrodynamic fields from N-body fields."""
 
-import functools
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tutti.errors import ConfigError
@@ -19,15 +15,15 @@ class Down(nn.Conv3d):
 
     def forward(self, volume: torch.Tensor, form: Form = "convolution") -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         assert self.bias is not None
-        return F.leaky_relu(down(volume, self.weight, self.bias, form), inplace=True)
+        return down(volume, self.weight, self.bias, form, slope=0.01)
 
 
 class Up(nn.ConvTranspose3d):
     """A level that doubles the volume, with the volume of the same size from the way down beside it."""
 
-    def __init__(self, before: int, after: int, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, before: int, after: int, is_last: bool = False) -> None:
         super().__init__(before, after, 4, stride=2, padding=1)
-        self._activation = activation
+        self._is_last = is_last
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, volume: torch.Tensor, skipped: torch.Tensor | None = None, form: Form = "convolution"
@@ -35,7 +31,9 @@ class Up(nn.ConvTranspose3d):
         assert self.bias is not None
         if skipped is not None:
             volume = torch.cat((volume, skipped), 1)
-        return self._activation(up(volume, self.weight, self.bias, form))
+        if self._is_last:
+            return torch.tanh(up(volume, self.weight, self.bias, form))
+        return up(volume, self.weight, self.bias, form, slope=0.0)
 
 
 class UNet3d(nn.Module):
@@ -62,11 +60,8 @@ class UNet3d(nn.Module):
             Down(before, after) for before, after in zip([in_channels, *widths], widths, strict=False)
         )
         entering = [widths[-1], *(2 * each for each in widths[-2:0:-1])]
-        self.ups = nn.ModuleList(
-            Up(before, after, functools.partial(F.relu, inplace=True))
-            for before, after in zip(entering, widths[-2::-1], strict=True)
-        )
-        self.last = Up(2 * width, out_channels, torch.tanh)
+        self.ups = nn.ModuleList(Up(before, after) for before, after in zip(entering, widths[-2::-1], strict=True))
+        self.last = Up(2 * width, out_channels, is_last=True)
         for layer in self.modules():
             if isinstance(layer, nn.Conv3d | nn.ConvTranspose3d):
                 nn.init.normal_(layer.weight, 0.0, 0.02)

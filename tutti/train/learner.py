@@ -60,7 +60,8 @@ class Pass(nn.Module):
 
     def forward(self, inputs: Any, targets: Any) -> tuple[Any, torch.Tensor]:
         outputs = self.model(inputs) if self._space is None else self._space.run(self.model, inputs)
-        return outputs, self.criterion(outputs, targets)
+        loss = self.criterion(outputs, targets)  # for a gradient of outputs, a compiled backward pass would add zeros
+        return outputs.detach() if isinstance(outputs, torch.Tensor) else outputs, loss
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -152,11 +152,21 @@ def transposed(
     return parts.note(mark(out, dims), spatial)
 
 
-def strided(parts: Parts, func: Any, volume: torch.Tensor, weight: torch.Tensor, doubles: bool) -> torch.Tensor:
+def strided(
+    parts: Parts,
+    func: Any,
+    volume: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    slope: float,
+    doubles: bool,
+) -> torch.Tensor:
     """The opaque convolution of compiled models, with kernel 4, stride 2 and padding 1, as torch's."""
     if doubles:
-        return transposed(parts, torch.conv_transpose3d, volume, weight, None, 2, 1)
-    return convolution(parts, torch.conv3d, volume, weight, None, 2, 1)
+        out = transposed(parts, torch.conv_transpose3d, volume, weight, bias, 2, 1)
+    else:
+        out = convolution(parts, torch.conv3d, volume, weight, bias, 2, 1)
+    return out if slope == 1 else mark(F.leaky_relu(out, slope), dims_of(out))
 
 
 def _ends_evenly(cells: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> bool:

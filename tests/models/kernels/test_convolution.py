@@ -12,7 +12,8 @@ if ON_GPU and torch.cuda.get_device_capability()[0] < 9:
 with pytest.MonkeyPatch.context() as patch:
     if not ON_GPU:
         patch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
-    from tutti.models import conv_kernels, strided
+    from tutti.models import strided
+    from tutti.models.kernels import convolution, operators
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # triton's interpreter multiplies the bits of bfloat16
@@ -63,8 +64,8 @@ def test_weight_sums_over_all_positions_in_any_number_of_parts(splits: int) -> N
     large, small, weight = volumes(*SHAPES[0])
     expected = torch.nn.grad.conv3d_weight(large.double(), weight.shape, small.double(), stride=2, padding=1)
     inner = [tensor.permute(0, 2, 3, 4, 1) for tensor in (small, large)]
-    tiling = conv_kernels.Tiling(64, 16, splits=splits)
-    assert_close(conv_kernels.weight_gradient(*inner, tiling).permute(0, 4, 1, 2, 3), expected)
+    tiling = convolution.Tiling(64, 16, splits=splits)
+    assert_close(convolution.weight_gradient(*inner, tiling).permute(0, 4, 1, 2, 3), expected)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,11 @@ def test_weight_sums_over_all_positions_in_any_number_of_parts(splits: int) -> N
         pytest.param({"scatter"}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.parametrize("slope", [1.0, 0.1])
 @pytest.mark.parametrize("form", ["down", "convolution", "mixed"])
-def test_a_layer_takes_the_products_of_kernels(form: str, products: set, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_takes_the_products_of_kernels(
+    form: str, slope: float, products: set, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large, small, weight = volumes(*SHAPES[0])
     volume = large if form == "down" else small
     bias = made(4, len(weight) if form == "down" else weight.shape[1])
@@ -84,17 +88,36 @@ def test_a_layer_takes_the_products_of_kernels(form: str, products: set, monkeyp
     def computed(takes: set) -> list[torch.Tensor]:
         monkeypatch.setattr(strided, "_kernel_products", lambda volume, weight: takes)
         leaves = [tensor.detach().requires_grad_() for tensor in (volume, weight, bias)]
-        out = strided.down(*leaves, "convolution") if form == "down" else strided.up(*leaves, form)
+        out = strided.down(*leaves, "convolution", slope) if form == "down" else strided.up(*leaves, form, slope)
         out.backward(small if form == "down" else large)
         return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
     calls = []
     for name in ("gather", "scatter", "weight_gradient"):
-        kernel = getattr(conv_kernels, name)
-        monkeypatch.setattr(conv_kernels, name, lambda *given, k=kernel, n=name: (calls.append(n), k(*given))[1])
+        kernel = getattr(operators, name)
+        monkeypatch.setattr(operators, name, lambda *given, k=kernel, n=name: (calls.append(n), k(*given))[1])
     for found, expected in zip(computed(products), computed(set()), strict=True):
         torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max()))
     used = {"gather", "scatter", "weight"} & products
-    if form == "mixed" and not products >= {"gather", "weight"}:
+    if form == "mixed" and len(products) < 3:
         used &= {"scatter"}
     assert sorted(calls) == sorted({"weight": "weight_gradient"}.get(name, name) for name in used)
+
+
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_few_channels_are_folded(needs_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small, weight = volumes(3, (2, 1, 4), 4, 64)
+    bias = made(4, 64)
+    expected = F.leaky_relu(F.conv3d(large.double(), weight.double(), bias.double(), stride=2, padding=1), 0.1)
+
+    def computed(folds: bool) -> list[torch.Tensor]:
+        monkeypatch.setattr(strided, "_folds", lambda volume, weight: folds)
+        leaves = [tensor.detach().requires_grad_() for tensor in (large, weight, bias)]
+        leaves[0].requires_grad_(needs_gradient)
+        out = strided.down(*leaves, "product", 0.1)
+        assert_close(out.detach(), expected)
+        out.backward(small)
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    for found, other in zip(computed(True), computed(False), strict=True):
+        torch.testing.assert_close(found, other, rtol=TOLERANCE, atol=TOLERANCE * float(other.abs().max()))

@@ -10,6 +10,10 @@ products give all passes of a convolution that halves a volume and of a transpos
 A cell 2 i + t - 1 of L is the cell i + shift of one of two parities. A descriptor of L has the positions i as its
 dimensions and the parities as offsets along the innermost one. The hardware then reads any tap of a box of positions as
 one block, with zeros outside of the volume.
+
+A tap of few channels is too small a block. A volume with few channels is therefore folded first (`strided.fold`): the
+taps of a window along the height lie beside each other as channels, and those along the width follow, so that a tap
+along the depth is one block.
 """
 
 import math
@@ -19,9 +23,6 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.tools.tensor_descriptor import TensorDescriptor  # pyright: ignore[reportMissingImports]
-
-_LAYOUT = torch.channels_last_3d
-_PROCESSORS = 132  # multiprocessors of an H100 or H200
 
 
 class Tiling(NamedTuple):
@@ -61,20 +62,26 @@ def _gather_kernel(
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLDED: tl.constexpr,
 ):
     """One tile of S; its transpose is accumulated, so that blocks of L are operands in shared memory."""
     POSITIONS: tl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
     ROW: tl.constexpr = 2 * WIDTH * CHANNELS
+    PLANE: tl.constexpr = HEIGHT * (2 * WIDTH + 2) * (CHANNELS // 4)  # of a folded volume
     BLOCKS: tl.constexpr = CHANNELS // STEP
+    TAPS: tl.constexpr = 4 if FOLDED else 64
     number = tl.program_id(0)
     o, tile = number % (OUT // TILE) * TILE, number // (OUT // TILE)
     b, d, h, w = _corner(tile, DEPTH, HEIGHT, WIDTH, BOX)
     total = tl.full((TILE, POSITIONS), 0.0, tl.float32)
-    for k in tl.range(64 * BLOCKS, num_stages=STAGES):
+    for k in tl.range(TAPS * BLOCKS, num_stages=STAGES):
         tap = k // BLOCKS
-        z, y, x = tap // 16 + 1, tap // 4 % 4 + 1, tap % 4 + 1
-        offset = z % 2 * (2 * HEIGHT * ROW) + y % 2 * ROW + x % 2 * CHANNELS + k % BLOCKS * STEP
-        cells = large.load([b, d + z // 2 - 1, h + y // 2 - 1, w + x // 2 - 1, offset])
+        if FOLDED:
+            cells = large.load([b, d + tap // 2, h, w, tap % 2 * PLANE + k % BLOCKS * STEP])
+        else:
+            z, y, x = tap // 16 + 1, tap // 4 % 4 + 1, tap % 4 + 1
+            offset = z % 2 * (2 * HEIGHT * ROW) + y % 2 * ROW + x % 2 * CHANNELS + k % BLOCKS * STEP
+            cells = large.load([b, d + z // 2 - 1, h + y // 2 - 1, w + x // 2 - 1, offset])
         factors = weight.load([o, k * STEP])
         total = tl.dot(factors, tl.reshape(cells, (POSITIONS, STEP)).T, total)
     if bias is not None:
@@ -133,10 +140,16 @@ def _scatter_kernel(
 
 
 @triton.jit
+def _add(one, other):
+    return one + other
+
+
+@triton.jit
 def _weight_kernel(
     small,
     large,
     parts,
+    sums,
     DEPTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -147,13 +160,20 @@ def _weight_kernel(
     WIDE: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLDED: tl.constexpr,
 ):
-    """Four taps along the width, summed over STEPS boxes of positions."""
+    """Four taps along the width, summed over STEPS boxes of positions.
+
+    Of a folded volume, the four taps along the depth, and the sums of the small volume.
+    """
     POSITIONS: tl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
     ROW: tl.constexpr = 2 * WIDTH * CHANNELS
+    PLANE: tl.constexpr = HEIGHT * (2 * WIDTH + 2) * (CHANNELS // 4)  # of a folded volume
+    QUARTETS: tl.constexpr = 1 if FOLDED else 16
     number = tl.program_id(0)
-    z, y = number % 16 // 4 + 1, number % 4 + 1
-    number //= 16
+    quartet = number % QUARTETS
+    z, y = quartet // 4 + 1, quartet % 4 + 1
+    number //= QUARTETS
     c, number = number % (CHANNELS // WIDE) * WIDE, number // (CHANNELS // WIDE)
     o, part = number % (OUT // TILE) * TILE, number // (OUT // TILE)
     offset = z % 2 * (2 * HEIGHT * ROW) + y % 2 * ROW + c
@@ -161,26 +181,40 @@ def _weight_kernel(
     second = tl.full((TILE, WIDE), 0.0, tl.float32)
     third = tl.full((TILE, WIDE), 0.0, tl.float32)
     fourth = tl.full((TILE, WIDE), 0.0, tl.float32)
+    total = tl.full((POSITIONS, TILE), 0.0, tl.float32)
     for step in tl.range(STEPS, num_stages=STAGES):
         tile = part * STEPS + step
         b, d, h, w = _corner(tile, DEPTH, HEIGHT, WIDTH, BOX)
-        d, h = d + z // 2 - 1, h + y // 2 - 1
-        factors = small.load([tile * POSITIONS, o]).T
-        cells = large.load([b, d, h, w - 1, offset + CHANNELS])
-        first = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), first)
-        cells = large.load([b, d, h, w, offset])
-        second = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), second)
-        cells = large.load([b, d, h, w, offset + CHANNELS])
-        third = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), third)
-        cells = large.load([b, d, h, w + 1, offset])
-        fourth = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), fourth)
-    tap = tl.program_id(0) % 16 * 4
+        rows = small.load([tile * POSITIONS, o])
+        factors = rows.T
+        if FOLDED:
+            total += rows.to(tl.float32)
+            cells = large.load([b, d, h, w, c])
+            first = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), first)
+            cells = large.load([b, d, h, w, PLANE + c])
+            second = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), second)
+            cells = large.load([b, d + 1, h, w, c])
+            third = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), third)
+            cells = large.load([b, d + 1, h, w, PLANE + c])
+            fourth = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), fourth)
+        else:
+            d, h = d + z // 2 - 1, h + y // 2 - 1
+            cells = large.load([b, d, h, w - 1, offset + CHANNELS])
+            first = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), first)
+            cells = large.load([b, d, h, w, offset])
+            second = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), second)
+            cells = large.load([b, d, h, w, offset + CHANNELS])
+            third = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), third)
+            cells = large.load([b, d, h, w + 1, offset])
+            fourth = tl.dot(factors, tl.reshape(cells, (POSITIONS, WIDE)), fourth)
     row = (part * OUT + o).to(tl.int64) + tl.arange(0, TILE)[:, None]
-    out = parts + row * (64 * CHANNELS) + tap * CHANNELS + c + tl.arange(0, WIDE)[None, :]
+    out = parts + row * (4 * QUARTETS * CHANNELS) + quartet * 4 * CHANNELS + c + tl.arange(0, WIDE)[None, :]
     tl.store(out, first)
     tl.store(out + CHANNELS, second)
     tl.store(out + 2 * CHANNELS, third)
     tl.store(out + 3 * CHANNELS, fourth)
+    if FOLDED:
+        tl.store(sums + part * OUT + o + tl.arange(0, TILE), tl.reduce(total, 0, _add))
 
 
 def _box(shape: tuple[int, ...], positions: int) -> tuple[int, int, int, int]:
@@ -201,6 +235,15 @@ def _describe_large(large: torch.Tensor, box: tuple[int, ...], channels: int) ->
     return TensorDescriptor(large, shape, strides, [*box, channels])
 
 
+def _describe_folded(folded: torch.Tensor, box: tuple[int, ...], channels: int) -> TensorDescriptor:
+    """Four cells along the width at every second place of a folded volume, from either of its first two planes."""
+    batch, depth, height, width, count = folded.shape
+    row = width * count
+    shape = [batch, depth // 2, height, width // 2 - 1, height * row + 4 * count]
+    strides = [depth * height * row, 2 * height * row, row, 2 * count, 1]
+    return TensorDescriptor(folded, shape, strides, [*box, channels])
+
+
 def _describe_small(small: torch.Tensor, box: tuple[int, ...], channels: int) -> TensorDescriptor:
     strides = [math.prod(small.shape[dim + 1 :]) for dim in range(5)]
     return TensorDescriptor(small, list(small.shape), strides, [*box, channels])
@@ -210,19 +253,30 @@ def _matrix(tensor: torch.Tensor, rows: int, columns: int, block: list[int]) -> 
     return TensorDescriptor(tensor, [rows, columns], [columns, 1], block)
 
 
+def positions_of(large: torch.Tensor, folded: bool) -> tuple[int, int, int, int]:
+    """The samples, depth, height and width of the small volume that belongs to a large one."""
+    batch, depth, height, width, _ = large.shape
+    return (batch, depth // 2 - 1, height, width // 2 - 1) if folded else (batch, depth // 2, height // 2, width // 2)
+
+
 def gather(
-    large: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float, tiling: Tiling
+    large: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    slope: float,
+    tiling: Tiling,
+    folded: bool = False,
 ) -> torch.Tensor:
-    """S from B x 2D x 2H x 2W x C and O x 4 x 4 x 4 x C."""
-    batch, depth, height, width, channels = large.shape
-    shape = (batch, depth // 2, height // 2, width // 2)
-    out = len(weight)
+    """S from B x 2D x 2H x 2W x C and O x 4 x 4 x 4 x C; or from a folded volume and O x 4 x 16 C."""
+    shape, channels = positions_of(large, folded), weight.shape[-1]
+    out, columns = len(weight), weight[0].numel()
     small = large.new_empty(*shape, out)
     box = _box(shape, tiling.positions)
+    describe = _describe_folded if folded else _describe_large
     grid = (math.ceil(shape[0] / box[0]) * math.prod(shape[1:]) // math.prod(box[1:]) * (out // tiling.channels),)
     _gather_kernel[grid](  # pyright: ignore[reportIndexIssue]
-        _describe_large(large, box, tiling.depth),
-        _matrix(weight, out, 64 * channels, [tiling.channels, tiling.depth]),
+        describe(large, box, tiling.depth),
+        _matrix(weight, out, columns, [tiling.channels, tiling.depth]),
         _matrix(small, math.prod(shape), out, [tiling.positions, tiling.channels]),
         bias,
         slope,
@@ -233,6 +287,7 @@ def gather(
         TILE=tiling.channels,
         STEP=tiling.depth,
         STAGES=tiling.stages,
+        FOLDED=folded,
         num_warps=tiling.warps,
     )
     return small
@@ -265,19 +320,27 @@ def scatter(
     return large
 
 
-def weight_gradient(small: torch.Tensor, large: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """W from B x D x H x W x O and B x 2D x 2H x 2W x C."""
+def weight_gradient(
+    small: torch.Tensor, large: torch.Tensor, tiling: Tiling, sums: torch.Tensor | None = None
+) -> torch.Tensor:
+    """W from B x D x H x W x O and B x 2D x 2H x 2W x C; or O x 4 x 16 C from a folded volume.
+
+    With a folded volume belong `sums`, parts x O, which is filled with parts of the sums of the small volume.
+    """
+    folded = sums is not None
     batch, *sizes, out = small.shape
-    channels = large.shape[-1]
+    channels = 4 * large.shape[-1] if folded else large.shape[-1]
     wide = 64
-    parts = large.new_empty(tiling.splits, out, 4, 4, 4, channels, dtype=torch.float32)
+    parts = large.new_empty(tiling.splits, out, *([4] if folded else [4, 4, 4]), channels, dtype=torch.float32)
     box = _box((batch, *sizes), tiling.positions)
+    describe = _describe_folded if folded else _describe_large
     boxes = math.ceil(batch / box[0]) * math.prod(sizes) // math.prod(box[1:])
-    grid = (16 * (channels // wide) * (out // tiling.channels) * tiling.splits,)
+    grid = ((1 if folded else 16) * (channels // wide) * (out // tiling.channels) * tiling.splits,)
     _weight_kernel[grid](  # pyright: ignore[reportIndexIssue]
         _matrix(small, batch * math.prod(sizes), out, [tiling.positions, tiling.channels]),
-        _describe_large(large, box, wide),
+        describe(large, box, wide),
         parts,
+        sums,
         *sizes,
         CHANNELS=channels,
         OUT=out,
@@ -286,55 +349,7 @@ def weight_gradient(small: torch.Tensor, large: torch.Tensor, tiling: Tiling) ->
         WIDE=wide,
         STEPS=math.ceil(boxes / tiling.splits),
         STAGES=tiling.stages,
+        FOLDED=folded,
         num_warps=tiling.warps,
     )
     return parts.sum(0).to(large.dtype)
-
-
-def _inner(tensor: torch.Tensor) -> torch.Tensor:
-    """Channels last in the shape as well as in memory."""
-    return tensor.contiguous(memory_format=_LAYOUT).permute(0, 2, 3, 4, 1)
-
-
-@torch.library.custom_op("tutti::conv_gather", mutates_args=())
-def conv_gather(large: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float) -> torch.Tensor:
-    """B x C x 2D x 2H x 2W to B x O x D x H x W; negative results are multiplied by a slope."""
-    tiles = large.numel() // large.shape[1] // 8 * len(weight) // (128 * 256)
-    tiling = Tiling(128, 256) if tiles >= _PROCESSORS // 2 + 1 else Tiling(128, 128, stages=6)
-    return gather(_inner(large), _inner(weight), bias, slope, tiling).permute(0, 4, 1, 2, 3)
-
-
-@conv_gather.register_fake
-def _(large: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float) -> torch.Tensor:
-    sizes = [size // 2 for size in large.shape[2:]]
-    return _empty(large, len(large), len(weight), *sizes)
-
-
-@torch.library.custom_op("tutti::conv_scatter", mutates_args=())
-def conv_scatter(small: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float) -> torch.Tensor:
-    """B x O x D x H x W to B x C x 2D x 2H x 2W; negative results are multiplied by a slope."""
-    tiling = Tiling(128, 256) if weight.shape[1] % 128 == 0 else Tiling(64, 512, stages=3)
-    return scatter(_inner(small), _inner(weight), bias, slope, tiling).permute(0, 4, 1, 2, 3)
-
-
-@conv_scatter.register_fake
-def _(small: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slope: float) -> torch.Tensor:
-    sizes = [2 * size for size in small.shape[2:]]
-    return _empty(small, len(small), weight.shape[1], *sizes)
-
-
-@torch.library.custom_op("tutti::conv_weight", mutates_args=())
-def conv_weight(small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
-    """The gradient O x C x 4 x 4 x 4 from the small volume and the large one, or from their gradients."""
-    tiles = 16 * (large.shape[1] // 64) * (small.shape[1] // 128)
-    tiling = Tiling(128, 64, splits=max(1, _PROCESSORS // tiles))
-    return weight_gradient(_inner(small), _inner(large), tiling).permute(0, 4, 1, 2, 3)
-
-
-@conv_weight.register_fake
-def _(small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
-    return _empty(small, small.shape[1], large.shape[1], 4, 4, 4)
-
-
-def _empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_LAYOUT)

@@ -10,7 +10,7 @@ ON_GPU = torch.cuda.is_available()
 with pytest.MonkeyPatch.context() as patch:
     if not ON_GPU:
         patch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
-    import tutti.models.pool_kernels  # noqa: F401 (registers the operators)
+    import tutti.models.kernels.pooling  # noqa: F401 (registers the operators)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
