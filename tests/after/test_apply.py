@@ -1,5 +1,8 @@
 """Trained models applied to files: volumes in tiles, samples in batches, images; written whole or not at all."""
 
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,10 @@ from PIL import Image
 from rank_jobs import run_ranks, train
 
 import tutti
+from tutti.after import apply as applying
+from tutti.after import tiles
 from tutti.data.builtin import digits
+from tutti.models.unet3d import UNet3d
 
 pytestmark = pytest.mark.ranks
 
@@ -59,6 +65,72 @@ def test_a_box_in_tiles_is_the_box_in_one_pass(unet: Path, tmp_path: Path, call_
     two = np.load(tmp_path / "two.npy")
     assert two.shape == (2, 5, 32, 36, 40) and np.abs(two[0] - whole).max() < 1e-5
     assert sorted(each.name for each in tmp_path.iterdir()) == ["box.h5", "box.npy", "hydro.h5", "two.npy"]
+
+
+def save_box(folder: Path) -> np.ndarray:
+    box = np.random.default_rng(0).standard_normal((4, 32, 36, 40)).astype(np.float32)
+    np.save(folder / "box.npy", box)
+    return box
+
+
+def whole_pass(unet: Path, box: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return tutti.open_run(unet).model()(torch.from_numpy(box)[None])[0].numpy()
+
+
+def test_tiles_are_as_large_as_the_memory_allows(
+    unet: Path, tmp_path: Path, call_tutti: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = whole_pass(unet, save_box(tmp_path))
+    for free, said in ((1 << 40, "one pass over the whole volume"), (8 << 20, " tiles of ")):
+        monkeypatch.setattr(tiles, "_free_memory", lambda device, free=free: free)
+        out = tmp_path / f"{free}.npy"
+        code, printed, err = call_tutti("apply", str(unet), str(tmp_path / "box.npy"), "--out", str(out))
+        assert code == 0 and said in printed, err
+        np.testing.assert_allclose(np.load(out), whole, atol=1e-5)
+
+
+def test_tiles_that_do_not_fit_are_made_smaller(
+    unet: Path, tmp_path: Path, call_tutti: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, forward = whole_pass(unet, save_box(tmp_path)), UNet3d.forward
+    passed: list[int] = []
+
+    def limited(self: UNet3d, volume: torch.Tensor) -> torch.Tensor:
+        passed.append(volume[0, 0].numel())
+        if passed[-1] > 25 * 36 * 40:
+            raise torch.OutOfMemoryError("no memory is left")
+        return forward(self, volume)
+
+    monkeypatch.setattr(UNet3d, "forward", limited)
+    monkeypatch.setattr(tiles, "_free_memory", lambda device: 1 << 40)
+    words = ("apply", str(unet), str(tmp_path / "box.npy"), "--out", str(tmp_path / "hydro.h5"))
+    code, said, err = call_tutti(*words)
+    assert code == 0, err
+    assert "one pass over the whole volume\nout of memory: smaller tiles are tried\n" in said
+    with h5py.File(tmp_path / "hydro.h5") as file:
+        np.testing.assert_allclose(np.array(file["outputs"]), whole, atol=1e-5)
+    code, _, err = call_tutti(*words, "--tile", "40", "--force")
+    assert code == 2 and "a tile of 32 x 36 x 40 cells needs more memory than there is: no memory is left" in err
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(
+    unet: Path, tmp_path: Path, call_tutti: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_box(tmp_path)
+
+    @contextlib.contextmanager
+    def full(*_: Any) -> Iterator[Any]:
+        def write(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        yield write
+
+    monkeypatch.setattr(applying, "_opened_output", full)
+    words = ("--out", str(tmp_path / "hydro.npy"), "--tile", "24")
+    code, _, err = call_tutti("apply", str(unet), str(tmp_path / "box.npy"), *words)
+    assert code == 2 and "hydro.npy cannot be written: No space left on device" in err
+    assert [each.name for each in tmp_path.iterdir()] == ["box.npy"]
 
 
 def test_bytes_are_normalised_as_in_training(classes: Path, tmp_path: Path, call_tutti: Call) -> None:

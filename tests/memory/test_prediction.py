@@ -10,10 +10,11 @@ from tutti.config.run import RunConfig
 from tutti.data.builtin import digits, synthetic
 from tutti.data.nbody.dataset import nbody
 from tutti.errors import ConfigError
-from tutti.memory.prediction import predict
+from tutti.memory.prediction import predict, predict_pass
 from tutti.memory.rank import Prediction, convolution_workspace
 from tutti.memory.samples import describe_samples
 from tutti.memory.tracking import ACTIVATIONS, BATCH, BUFFERS, GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
+from tutti.models.unet3d import UNet3d
 
 PARAMETERS_OF_MLP = 4 * (1024 * 1024 + 1024 * 512 + 512 * 512 + 1024 + 512 + 512)  # bytes
 
@@ -224,3 +225,25 @@ def test_parts_of_layers_are_not_predicted() -> None:
     for name in ("tensor", "sequence"):
         with pytest.raises(ConfigError, match=f"parallel.{name}=2 is not predicted: expected ranks with whole layers"):
             predict(configure(parallel={name: 2}), 2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "lays_out", "peak"),
+    [
+        # In the last layer: inputs of 4 channels, two volumes of 8 channels and half the side, once more side by side,
+        # and outputs of 5 channels before and after tanh.
+        ("fp32", "cpu", False, 4 * 32**3 * (4 + 2 * 16 / 8 + 2 * 5)),
+        ("fp32", "cuda", True, 4 * 32**3 * (4 + 2 * 16 / 8 + 2 * 5)),
+        ("fp32", "cuda", False, None),  # and copies in the layout of the kernels
+        ("bf16", "cuda", True, None),
+    ],
+)
+def test_a_pass_without_gradients_keeps_what_later_layers_need(
+    precision: str, device: str, lays_out: bool, peak: float | None
+) -> None:
+    found = predict_pass(lambda: UNet3d(width=8, depth=2), (1, 4, 32, 32, 32), precision, device, lays_out)
+    assert found.most_elements == 5 * 32**3
+    if peak is not None:
+        assert found.peak_bytes == pytest.approx(peak, rel=0.01)
+    twice = predict_pass(lambda: UNet3d(width=8, depth=2), (1, 4, 64, 32, 32), precision, device, lays_out)
+    assert twice.peak_bytes == pytest.approx(2 * found.peak_bytes, rel=0.01)

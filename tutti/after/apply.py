@@ -3,7 +3,9 @@
 import contextlib
 import csv
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +15,15 @@ import h5py
 import numpy as np
 import torch
 
-from tutti.after.run import ChosenCheckpoint, OpenedRun
-from tutti.after.tiles import Predict, Tiles, by, plan_tiles
+from tutti.after.run import ChosenCheckpoint, OpenedRun, build_model
+from tutti.after.tiles import AppliedModel, Tiles, Transfer, by, find_most_cells, plan_tiles
 from tutti.config import parts
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, DataError, FolderError
+from tutti.memory.prediction import PassMemory, predict_pass
+from tutti.ranks.device import applies, uses_gpus
 from tutti.runs.files import replacing
-from tutti.train.learner import autocast
+from tutti.train.learner import autocast, channels_last, put_channels_last
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 HDF5 = (".h5", ".hdf5", ".hdf")
@@ -55,30 +59,28 @@ def apply(
     _check_output(out, force)
     shape = (run.record.get("data") or {}).get("input_shape")
     with open_inputs(inputs, run.config, shape) as samples:
-        predict = _predictor(run, chosen)
+        model = _open_model(run, chosen)
         size = batch or run.config.batch.eval or _SAMPLES
         with replacing(out) as aside:
             is_large = shape is not None and _exceeds(samples.shape[2:], shape[1:])
-            if shape is not None and is_large and run.config.framework == "torch" and _is_dense(predict, shape):
-                tiles = plan_tiles(predict, shape, samples.shape[2:], tile, overlap)
-                say(tiles.note)
-                return _apply_tiles(samples, tiles, predict, aside, report)
+            if shape is not None and is_large and run.config.framework == "torch" and _is_dense(model, shape):
+                return _apply_fitting_tiles(samples, model, shape, tile, overlap, aside, report, say)
             if tile is not None or overlap is not None:
                 raise ConfigError(
                     "--tile and --overlap are for models that give a value for each cell, and inputs larger than the "
                     f"{by(shape[1:]) if shape else 'samples'} of training: these are {by(samples.shape[2:])}. Leave "
                     "them out."
                 )
-            return _apply_batches(samples, size, predict, aside, report)
+            return _apply_batches(samples, size, model, aside, report)
 
 
-def _apply_batches(samples: GivenInputs, size: int, predict: Predict, path: Path, report: Report) -> tuple[int, ...]:
+def _apply_batches(samples: GivenInputs, size: int, model: AppliedModel, path: Path, report: Report) -> tuple[int, ...]:
     count, everywhere = samples.shape[0], tuple(slice(None) for _ in samples.shape[2:])
     with contextlib.ExitStack() as opened:
         write: Any = None
         shape: tuple[int, ...] = ()
         for start in range(0, count, size):
-            found = predict(torch.from_numpy(samples.read(slice(start, min(start + size, count)), everywhere)))
+            found = model(torch.from_numpy(samples.read(slice(start, min(start + size, count)), everywhere)))
             if write is None:
                 shape = (count, *found.shape[1:])
                 write = opened.enter_context(_opened_output(path, shape, samples))
@@ -87,38 +89,94 @@ def _apply_batches(samples: GivenInputs, size: int, predict: Predict, path: Path
     return shape[1:] if samples.is_one else shape
 
 
-def _apply_tiles(samples: GivenInputs, tiles: Tiles, predict: Predict, path: Path, report: Report) -> tuple[int, ...]:
-    volume, places = samples.shape[2:], list(tiles.windows(samples.shape[2:]))
-    total = samples.shape[0] * len(places)
+def _apply_fitting_tiles(
+    samples: GivenInputs,
+    model: AppliedModel,
+    shape: Sequence[int],
+    tile: int | None,
+    overlap: int | None,
+    path: Path,
+    report: Report,
+    say: Callable[[str], None],
+) -> tuple[int, ...]:
+    """Apply a model in tiles; where they do not fit into memory as predicted, in smaller ones."""
+    volume, tried = samples.shape[2:], ()
+    most_cells = partial(find_most_cells, model, shape[0])
+    while True:
+        tiles = plan_tiles(model, shape, volume, tile, overlap, most_cells)
+        say(tiles.note)
+        try:
+            return _apply_tiles(samples, tiles, model, path, report)
+        except torch.OutOfMemoryError as error:
+            if tile is not None or tiles.sizes == tried:
+                reason = str(error).partition(". ")[0]
+                fix = "a smaller --tile" if tile is not None else "an --overlap, for smaller tiles"
+                raise ConfigError(
+                    f"a tile of {by(tiles.sizes)} cells needs more memory than there is: {reason}. Set {fix}."
+                ) from None
+        say("out of memory: smaller tiles are tried")
+        tried, half = tiles.sizes, math.prod(tiles.sizes) // 2
+        most_cells = lambda sizes, half=half: half  # noqa: E731
+
+
+def _apply_tiles(
+    samples: GivenInputs, tiles: Tiles, model: AppliedModel, path: Path, report: Report
+) -> tuple[int, ...]:
+    """Compute tile by tile, while the next one is read and the one before is written."""
+    volume = samples.shape[2:]
+    work = list(itertools.product(range(samples.shape[0]), tiles.windows(volume)))
+    transfer = Transfer(model.device)
+    shape: tuple[int, ...] = ()
+
+    def read(number: int) -> torch.Tensor | None:
+        if number == len(work):
+            return None
+        sample, windows = work[number]
+        place = tuple(slice(each.start, each.stop) for each in windows)
+        return transfer.read(partial(samples.read, slice(sample, sample + 1)), place, samples.shape[1])
+
     with contextlib.ExitStack() as opened:
         write: Any = None
-        shape: tuple[int, ...] = ()
-        for done, (sample, windows) in enumerate(itertools.product(range(samples.shape[0]), places), start=1):
-            one = slice(sample, sample + 1)
-            found = predict(torch.from_numpy(samples.read(one, tuple(slice(w.start, w.stop) for w in windows))))
+        writing: Any = None
+        reading = opened.enter_context(ThreadPoolExecutor(1, "tutti-read"))
+        ahead, behind = reading.submit(read, 0), None
+        for number, (sample, windows) in enumerate(work):
+            inputs = ahead.result()
+            assert inputs is not None
+            ahead = reading.submit(read, number + 1)
+            found = model.compute(transfer.received(inputs))
             if write is None:
                 shape = (samples.shape[0], found.shape[1], *volume)
                 write = opened.enter_context(_opened_output(path, shape, samples))
-            kept = found[(..., *(slice(w.first - w.start, w.end - w.start) for w in windows))]
-            write(one, tuple(slice(w.first, w.end) for w in windows), kept.numpy())
-            report(done, total)
+                writing = opened.enter_context(ThreadPoolExecutor(1, "tutti-write"))  # ends before the file is closed
+            kept = found[(..., *(slice(each.first - each.start, each.end - each.start) for each in windows))]
+            if behind is not None:
+                behind.result()
+                report(number, len(work))
+            place = tuple(slice(each.first, each.end) for each in windows)
+            to = partial(write, slice(sample, sample + 1))
+            behind = writing.submit(transfer.write, kept, to, place, transfer.mark())
+            del inputs, found, kept
+        if behind is not None:
+            behind.result()
+        report(len(work), len(work))
     return shape[1:] if samples.is_one else shape
 
 
-def _is_dense(predict: Predict, shape: Sequence[int]) -> bool:
+def _is_dense(model: AppliedModel, shape: Sequence[int]) -> bool:
     """Whether a model gives values for each cell of its input."""
-    found = predict(torch.zeros(1, *shape))
+    found = model(torch.zeros(1, *shape))
     return found.ndim == len(shape) + 1 and tuple(found.shape[2:]) == tuple(shape[1:])
 
 
-def _predictor(run: OpenedRun, chosen: ChosenCheckpoint) -> Predict:
-    """The model of a checkpoint as a function of batches, on a GPU where the recipe uses one."""
+def _open_model(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
+    """The model of a checkpoint, which fails with a sentence on what it cannot take."""
     name = run.config.model.name
-    compute = _in_torch(run, chosen) if run.config.framework == "torch" else _in_keras(run, chosen)
+    model = _in_torch(run, chosen) if run.config.framework == "torch" else _in_keras(run, chosen)
 
-    def predict(batch: torch.Tensor) -> torch.Tensor:
+    def compute(batch: torch.Tensor) -> torch.Tensor:
         try:
-            found = compute(batch)
+            found = model.compute(batch)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -128,27 +186,33 @@ def _predictor(run: OpenedRun, chosen: ChosenCheckpoint) -> Predict:
             ) from error
         if not isinstance(found, torch.Tensor) or not found.ndim or len(found) != len(batch):
             raise DataError(f"{name} gives a {type(found).__name__}: expected a tensor with a row a sample.")
-        return found.float().cpu()
+        return found
 
-    return predict
+    return AppliedModel(model.device, compute, model.predict_memory)
 
 
-def _in_torch(run: OpenedRun, chosen: ChosenCheckpoint) -> Callable[[torch.Tensor], Any]:
-    from tutti.ranks.device import uses_gpus
-
+def _in_torch(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
     config = run.config
     device = torch.device("cuda" if uses_gpus(config.runtime) else "cpu")
+    lays_out = applies(config.speed.channels_last, device)
     model = run.model(chosen.manifest.step).to(device)
+    if lays_out:
+        put_channels_last(model)
 
     @torch.no_grad()
     def compute(batch: torch.Tensor) -> Any:
         with autocast(config.precision, device):
-            return model(batch.to(device))
+            given = batch.to(device)
+            return model(channels_last(given) if lays_out else given)
 
-    return compute
+    def predict_memory(shape: Sequence[int]) -> PassMemory:
+        make_model = partial(build_model, config, run.record)
+        return predict_pass(make_model, shape, config.precision, device.type, lays_out)
+
+    return AppliedModel(device, compute, predict_memory)
 
 
-def _in_keras(run: OpenedRun, chosen: ChosenCheckpoint) -> Callable[[torch.Tensor], Any]:
+def _in_keras(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
     model = run.model(chosen.manifest.step)
     import keras
 
@@ -161,7 +225,7 @@ def _in_keras(run: OpenedRun, chosen: ChosenCheckpoint) -> Callable[[torch.Tenso
             return found
         return torch.from_numpy(np.array(keras.ops.convert_to_numpy(found), np.float32))  # also of bfloat16
 
-    return compute
+    return AppliedModel(torch.device("cpu"), compute)
 
 
 @contextlib.contextmanager
@@ -214,7 +278,8 @@ def _array(path: Path, array: Any, config: RunConfig, shape: Sequence[int] | Non
         chosen = array[(slice(None), *window)][None] if is_one else array[(samples, slice(None), *window)[: array.ndim]]
         if normalise is not None:
             return normalise(torch.from_numpy(np.array(chosen))).numpy()
-        return np.array(chosen, np.float32 if array.dtype.kind == "f" else np.int64)
+        kind = np.float32 if array.dtype.kind == "f" else np.int64
+        return chosen.astype(kind, copy=isinstance(array, np.ndarray))  # a dataset of HDF5 gives a copy
 
     return GivenInputs(found, read, is_one)
 

@@ -309,7 +309,10 @@ def apply(
     out: Annotated[Path, typer.Option(help="The file of the outputs: .npy, .h5, or .csv for one row a sample.")],
     checkpoint: Checkpoint = "best",
     batch: Annotated[int | None, typer.Option(min=1, help="Samples in one pass.", show_default="batch.eval")] = None,
-    tile: Annotated[int | None, typer.Option(min=1, help="Cells of a tile in each direction.")] = None,
+    tile: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cells of a tile in each direction.", show_default="as many as fit into memory"),
+    ] = None,
     overlap: Annotated[
         int | None,
         typer.Option(min=0, help="Cells by which tiles overlap on each side.", show_default="the reach of a border"),

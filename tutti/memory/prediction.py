@@ -1,7 +1,7 @@
 """Predicts the memory of one rank of a recipe in one process without a GPU: two steps on tensors without data."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +33,7 @@ from tutti.memory.tracking import (
     AVERAGES,
     BATCH,
     GRADIENTS,
+    PARAMETERS,
     TEMPORARIES,
     MemoryTracker,
     fake_ranks,
@@ -44,7 +45,7 @@ from tutti.parallel.recompute import recompute
 from tutti.parallel.shard import shard_model, without_reduction
 from tutti.ranks.device import applies
 from tutti.train.ema import AveragedWeights
-from tutti.train.learner import autocast, channels_last
+from tutti.train.learner import autocast, channels_last, put_channels_last
 from tutti.train.spread import prepare_space, recomputed_units
 from tutti.train.torch import build_loss
 
@@ -95,6 +96,40 @@ def predict(
             f"without data with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     return summarise(config, plan, device, tracker, between, samples)
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """What one forward pass needs besides weights: its peak, and the elements of its largest tensor."""
+
+    peak_bytes: int
+    most_elements: int
+
+
+def predict_pass(
+    make_model: Callable[[], nn.Module], shape: Sequence[int], precision: str, device: str, lays_out: bool = False
+) -> PassMemory:
+    """The memory of a forward pass without gradients, for inputs of a shape in float32; no process group is needed.
+
+    `lays_out` is for the channels-last layout. Errors are those of the model, which may not run on tensors without
+    data.
+    """
+    tracker = make_tracker(device)
+    with torch.random.fork_rng(devices=[]), make_fake_mode(), torch.no_grad():
+        model, inputs = make_model().eval(), torch.empty(tuple(shape))
+        if lays_out:
+            put_channels_last(model)
+            inputs = channels_last(inputs)
+        weights = [*model.parameters(), *model.buffers()]
+        tracker.mark(weights, PARAMETERS)
+        tracker.mark([inputs], BATCH)
+        with tracked(tracker, device), autocast(precision, torch.device("cpu")):
+            tracker.begin("forward", ACTIVATIONS)
+            outputs = model(inputs)
+        del outputs
+    peak = tracker.peak()
+    largest = max([tracker.most_elements, inputs.numel()])
+    return PassMemory(peak.num_bytes - peak.kinds[PARAMETERS], largest)
 
 
 # What a rank has.

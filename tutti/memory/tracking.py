@@ -68,6 +68,7 @@ class MemoryTracker(TorchDispatchMode):
         super().__init__()
         self.kind = TEMPORARIES
         self.multiplies = False  # whether a matrix product was computed
+        self.most_elements = 0  # of a tensor that was allocated
         self._is_paused = False
         self._workspace = workspace
         self._live: dict[int, tuple[Allocation, Any]] = {}  # by the address of the storage
@@ -181,6 +182,7 @@ class MemoryTracker(TorchDispatchMode):
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address not in self._live:
+            self.most_elements = max(self.most_elements, tensor.numel())
             allocation = self._allocate(storage.nbytes(), self.kind)
             self._live[address] = allocation, weakref.ref(storage, lambda _: self._free(address))
         return self._live[address][0]
