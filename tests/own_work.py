@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from conftest import REPOSITORY
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import tutti
 from tutti.config.recipes import read_yaml
@@ -45,15 +46,36 @@ def step_without_loss(run: RecipeStep, model: nn.Module, optimizers: Any, batch:
     return {"critic": 1.0}
 
 
-def run_example(name: str, out: str, epochs: int, resume: str | None = None, kill_at: int | None = None) -> None:
-    """Run an example as this rank, with few samples; it is killed after a step."""
+class Unused(torch.optim.SGD):
+    """An optimizer that takes the place of another."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters)
+
+
+def run_example(
+    name: str,
+    out: str,
+    epochs: int,
+    resume: str | None = None,
+    kill_at: int | None = None,
+    shard: str | int = "none",
+    with_adam: bool = False,
+) -> dict[str, Any]:
+    """Run an example as this rank, with few samples; it is killed after a step. With Adam, no step is of L-BFGS.
+
+    The parameters in all models, and those of them that this rank holds, come back.
+    """
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
     assert spec and spec.loader
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     if name == "gan":
         example.Ring.__len__ = lambda self: 256
-    tutti.start = functools.partial(start, out=out, **OPTIONS)
+    if with_adam:
+        example.ADAM_STEPS = epochs
+        torch.optim.LBFGS = Unused
+    tutti.start = functools.partial(start, out=out, parallel={"shard": shard}, **OPTIONS)
     sys.argv = [f"{name}.py", "--epochs", str(epochs), *(["--resume", resume] if resume else [])]
     end_step = job.Job.end_step
 
@@ -62,8 +84,18 @@ def run_example(name: str, out: str, epochs: int, resume: str | None = None, kil
         if self.step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    job.Job.end_step = end_step_or_die
+    models: list[nn.Module] = []
+    make_model = Run.model
+
+    def made(self: Run, model: nn.Module) -> nn.Module:
+        models.append(make_model(self, model))
+        return models[-1]
+
+    job.Job.end_step, Run.model = end_step_or_die, made
     example.main()
+    parameters = [each for model in models for each in model.parameters()]
+    held = [each.to_local() if isinstance(each, DTensor) else each for each in parameters]
+    return {"all": sum(each.numel() for each in parameters), "held": sum(each.numel() for each in held)}
 
 
 class Numbers:
@@ -129,7 +161,8 @@ def mistakes(out: str) -> dict[str, str]:
         except TuttiError as error:
             found[script.__name__] = f"{type(error).__name__}: {error}"
     for key, options in {
-        "sharded": {"parallel": {"shard": "all"}},
+        "staged": {"parallel": {"shard": "all", "stages": 2}},
+        "tensor": {"parallel": {"tensor": 2}},
         "noise": {"log": {"noise_scale": True}},
         "best": {"checkpoint": {"best": "loss"}, "batch": 8},
         "batch": {"batch": 9},

@@ -1,13 +1,15 @@
 """Properties of the sample order and of the draws of samples, for any plan, seed and epoch."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutti.config.layout import Layout
 from tutti.config.plan import Plan
-from tutti.data.order import Draws, SampleOrder, evaluation_ids, permutation
+from tutti.data.order import Draws, SampleOrder, evaluation_ids, permutation, same_number_size
+from tutti.errors import TrainingError
 
 SEEDS = st.integers(0, 2**63 - 1)
 EPOCHS = st.integers(0, 100_000)
@@ -99,6 +101,22 @@ def test_an_evaluation_takes_each_sample_on_one_rank_in_even_parts(samples: int,
     assert np.array_equal(np.concatenate(parts), np.arange(samples))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+@repeatable
+@given(st.integers(1, 300), st.integers(1, 100), st.data())
+def test_all_ranks_evaluate_as_many_batches(ranks: int, size: int, data: st.DataObject) -> None:
+    samples = data.draw(st.integers(ranks, 10_000))
+    found = same_number_size(samples, ranks, size)
+    counts = [len(evaluation_ids(samples, rank, ranks)) for rank in range(ranks)]
+    assert len({-(-count // found) for count in counts}) == 1
+    if len({-(-count // size) for count in counts}) == 1:
+        assert found == min(size, max(counts))  # not larger than it has to be
+
+
+def test_ranks_without_a_sample_are_refused_where_all_enter() -> None:
+    with pytest.raises(TrainingError, match=r"^validation on 3 samples with 4 ranks that share the weights: expected"):
+        same_number_size(3, 4, 1)
 
 
 @repeatable

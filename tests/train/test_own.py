@@ -114,8 +114,9 @@ def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
         "no_state": "TrainingError: run.keep(number=...): int has no state_dict() and load_state_dict(): expected a",
         "too_early": "TrainingError: the loop has not begun: expected this within `for batch in run.batches():`.",
         "not_finite": "DivergedError: the loss is nan at step 1 (epoch 1) on rank 0, whose batch holds samples ",
-        "sharded": "ConfigError: parallel.shard=all with a loop of your own: expected whole models on every rank",
-        "noise": "ConfigError: log.noise_scale=true with a loop of your own: expected whole models",
+        "staged": "ConfigError: parallel.stages=2 with parallel.shard: expected one of them.",
+        "tensor": "ConfigError: parallel.tensor=2 with a loop of your own: expected models that the script steps, ",
+        "noise": "ConfigError: log.noise_scale=true with a loop of your own: expected models that the script steps, ",
         "best": "TrainingError: the epoch of step 1 ended without valid_loss, which checkpoint.best, stop_at or ",
         "batch": "ConfigError: a global batch of 9 is larger than the 8 training samples",
     }

@@ -1,7 +1,9 @@
 """Saving checkpoints, whole and durable before they have a name; of torch through torch.distributed.checkpoint."""
 
 import contextlib
+import copy
 import errno
+import io
 import os
 import shutil
 import warnings
@@ -16,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tutti.checkpoint.manifest import (
     NAME,
@@ -32,7 +35,10 @@ from tutti.ranks.group import Group
 from tutti.runs.files import remove_unfinished, sync_path, write_durably
 
 _ALMOST_NOTHING = 1 << 16  # bytes
+KEPT = "state.pt"  # what a loop of the user's own keeps, by name; a sharded tensor is on the meta device in it
 _AVERAGES = "ema"  # the key of averaged weights, by the names of the trained ones
+
+Key = tuple[Any, ...]  # the keys of dictionaries and places in lists that lead to a value
 
 
 def save(
@@ -113,6 +119,12 @@ def write_state(
         state = _state(model, optimizer, averages)
         if in_stages:
             _name_all(state["optimizer"]["param_groups"], group)
+    return write_tensors(folder, state, group)
+
+
+def write_tensors(folder: Path, state: dict[str, Any], group: Group) -> list[Path]:
+    """Write a state from all ranks, each its shards; every rank sums up its share of the files."""
+    with _quiet():
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
     return files[group.rank :: group.world_size]
@@ -135,6 +147,84 @@ def load_state(
     with _quiet():
         dcp.load(state, storage_reader=reader)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def write_kept(folder: Path, state: dict[str, Any], group: Group) -> list[Path]:
+    """Write sharded tensors from all ranks, and all else, which is the same on every rank, from rank 0."""
+    sharded: dict[str, Any] = {}
+
+    def set_aside(key: Key, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        sharded[_joined(key)] = value
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    state = replace_values(state, set_aside)
+    problem: Exception | None = None
+    try:
+        if group.is_first:
+            content = io.BytesIO()
+            torch.save(state, content)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_durably(folder / KEPT, content.getvalue())
+    except Exception as found:  # raised below: the other ranks are in a collective until then
+        problem = found
+    files = [folder / KEPT] if group.is_first else []
+    if sharded:
+        files = write_tensors(folder, sharded, group)
+    if problem is not None:
+        raise problem
+    return files
+
+
+def read_kept(
+    folder: Path,
+    sharded_like: Callable[[Key, torch.Tensor], DTensor | None] = lambda key, value: None,
+    needs: Callable[[Key], bool] = lambda key: True,
+    alone: bool = False,
+) -> dict[str, Any]:
+    """What a verified checkpoint holds, whole on the CPU, or in shards like those of another tensor.
+
+    Every rank enters, unless `alone`. Of tensors that were saved in shards, those that nobody needs are not read.
+    """
+    read: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def place(key: Key, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or (value.is_meta and not needs(key)):
+            return value
+        like = sharded_like(key, value)
+        if like is None and not value.is_meta:
+            return value
+        if like is not None and not value.is_meta:  # every rank cuts its part out of its copy
+            return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        if like is None:
+            read[_joined(key)] = torch.empty(value.shape, dtype=value.dtype)
+        else:
+            read[_joined(key)] = torch.empty_like(like, dtype=value.dtype)
+        return read[_joined(key)]
+
+    state = replace_values(torch.load(folder / KEPT, map_location="cpu", weights_only=True), place)
+    if read:
+        with _quiet():
+            dcp.load(read, storage_reader=dcp.FileSystemReader(folder), no_dist=alone)
+    return state
+
+
+def replace_values(state: Any, change: Callable[[Key, Any], Any], key: Key = ()) -> Any:
+    """A copy of nested dictionaries and lists with other values."""
+    if isinstance(state, dict):
+        made = copy.copy(state)  # with the attributes of the state of a module
+        for name, value in state.items():
+            made[name] = replace_values(value, change, (*key, name))
+        return made
+    if type(state) in (list, tuple):
+        return type(state)(replace_values(value, change, (*key, index)) for index, value in enumerate(state))
+    return change(key, state)
+
+
+def _joined(key: Key) -> str:
+    return "/".join(map(str, key))
 
 
 def model_shape(model: nn.Module) -> dict[str, str]:

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from tutti.checkpoint.manifest import choose, read_manifest, verify
+from tutti.checkpoint.store import KEPT, read_kept
 from tutti.config.schema import SAFETENSORS, InitConfig
 from tutti.errors import CheckpointError, ConfigError
 
-KEPT = "state.pt"  # of a checkpoint of a script with a loop of its own: what it keeps, by name
 _PREFIX = "model."
 _WITHIN = ("state_dict", "model_state_dict", "model")  # where training programs put the weights in what they save
 _SHOWN = 6  # names in a message
@@ -28,10 +28,12 @@ Weights = dict[str, torch.Tensor]
 def read_checkpoint(folder: Path) -> Weights:
     """The whole tensors of a verified checkpoint of torch on the CPU, whatever layout it was saved from."""
     if (folder / KEPT).is_file():
-        state = torch.load(folder / KEPT, map_location="cpu", weights_only=True)
+        names = list(read_manifest(folder).model)
+        wanted = set(names)
+        state = read_kept(folder, needs=lambda key: ".".join(map(str, key)) in wanted, alone=True)
         named = [(name, values) for name, values in state.items() if isinstance(values, dict)]
         kept = {f"{name}.{key}": value for name, values in named for key, value in values.items()}
-        return {name: kept[name] for name in read_manifest(folder).model}
+        return {name: kept[name] for name in names}
     reader = dcp.FileSystemReader(folder)
     found = reader.read_metadata().state_dict_metadata
     names = [name for name in read_manifest(folder).model if f"{_PREFIX}{name}" in found]

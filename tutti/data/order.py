@@ -12,7 +12,7 @@ import torch
 
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.errors import ConfigError, DataError
+from tutti.errors import ConfigError, DataError, TrainingError
 from tutti.ranks.device import GOLDEN_GAMMA, mix, splitmix64
 
 STORED_BELOW = 1 << 24  # samples, or blocks: 128 MiB as numbers of 64 bits
@@ -247,6 +247,17 @@ def _check_blocks(own: Any, samples: int, dataset: Any) -> np.ndarray:
 def evaluation_ids(samples: int, rank: int, world_size: int) -> np.ndarray:
     """Returns the sample ids that one rank evaluates; every sample is on exactly one rank."""
     return np.arange(samples * rank // world_size, samples * (rank + 1) // world_size)
+
+
+def same_number_size(samples: int, world_size: int, size: int) -> int:
+    """Returns the smallest size of batches, from `size` on, of which all ranks evaluate the same number."""
+    fewest, most = samples // world_size, -(-samples // world_size)
+    if not fewest:
+        raise TrainingError(
+            f"validation on {samples} samples with {world_size} ranks that share the weights: expected a sample for "
+            f"each rank. Give {world_size} samples or more, or start {samples} ranks."
+        )
+    return next(each for each in range(min(size, most), most + 1) if -(-most // each) == -(-fewest // each))
 
 
 class Draws:

@@ -1,8 +1,9 @@
 """A training loop of the user's own: what recipes have, for a script that makes its steps itself."""
 
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -10,13 +11,17 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import LBFGS
 
 from tutti.checkpoint.manifest import find_checkpoint
+from tutti.config.layout import make_layout
 from tutti.config.load import resolve_values
 from tutti.config.plan import Plan
 from tutti.config.run import LOOP, RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
+from tutti.data.order import same_number_size
 from tutti.errors import TrainingError
+from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import seed_pass
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group
@@ -81,9 +86,17 @@ class Run(OwnStep):
     # What the script has.
 
     def model(self, model: Model) -> Model:
-        """The same model on the device of this rank, with the weights that rank 0 has; every rank enters."""
+        """The same model on the device of this rank, with the weights that rank 0 has; every rank enters.
+
+        With `parallel.shard` the rank keeps its shards of them alone. Optimizers are made after it.
+        """
         model.to(self.device)
         broadcast_weights(model, self.ranks)
+        self._models.append(model)
+        if self._mesh.layout.uses_fsdp:
+            from tutti.parallel.shard import ShardedModel
+
+            self._sharded.append(ShardedModel(model, self._mesh.weights))
         return model
 
     def keep(self, **kept: Stateful) -> None:
@@ -104,6 +117,8 @@ class Run(OwnStep):
         """This rank's batch of every step that is left; logs, checkpoints and the end of an epoch come between them."""
         if not self._framework.kept:
             raise TrainingError("the loop begins with nothing to save: expected run.keep(model=..., optimizer=...).")
+        if self._sharded:
+            self._prepare_optimizers(self._framework.kept)
         job = self._stack.enter_context(begin_job(self._framework, self.config, self._met, self._resume))
         self._job = job
         job.begin_loading()
@@ -126,6 +141,8 @@ class Run(OwnStep):
     def share(self, data: Any, batch: int | None = None) -> Iterator[Any]:
         """This rank's batches of other data, without augmentation; all ranks together see every sample once."""
         size = batch or self._begun.plan.per_rank_batch
+        if self._sharded:  # all ranks enter their forward passes
+            size = same_number_size(len(data), self.ranks, size)
         workers = self.config.data.workers
         for each in evaluation_batches(data, self.rank, self.ranks, size, self.device, workers, self.config.seed):
             self._met.monitor.enter(StepPart.VALIDATION, self.step + 1)
@@ -154,6 +171,35 @@ class Run(OwnStep):
         if self._job is None:
             raise TrainingError("the loop has not begun: expected this within `for batch in run.batches():`.")
         return self._job
+
+    @functools.cached_property
+    def _mesh(self) -> Mesh:
+        layout = make_layout(self.config.parallel, self.ranks, self._placement.local_size)
+        return Mesh(layout, self.rank, self.device)
+
+    def _prepare_optimizers(self, kept: Mapping[str, Stateful]) -> None:
+        """Refuse optimizers that cannot step shards, and have the others find shards when they step."""
+        models = [each for each in kept.values() if isinstance(each, nn.Module)]
+        parameters = {each for model in models for each in model.parameters()}
+        for name, each in kept.items():
+            if not isinstance(each, torch.optim.Optimizer):
+                continue
+            if isinstance(each, LBFGS):
+                raise TrainingError(
+                    f"run.keep({name}=...): L-BFGS with parallel.shard={self.config.parallel.shard}: expected an "
+                    "optimizer that updates every element alone, as Adam; L-BFGS joins all gradients into one vector, "
+                    "which shards are not. Leave parallel.shard out."
+                )
+            stepped = {parameter for group in each.param_groups for parameter in group["params"]}
+            if not stepped <= parameters:
+                raise TrainingError(
+                    f"run.keep({name}=...): {type(each).__name__} steps parameters that no kept model has, with "
+                    f"parallel.shard={self.config.parallel.shard}: expected those in shards. Make optimizers with the "
+                    "parameters of what run.model(...) returns, and keep these models."
+                )
+            for model in self._sharded:
+                if not stepped.isdisjoint(model.model.parameters()):
+                    each.register_step_pre_hook(lambda *_, model=model: model.before_step())
 
     def _begin_step(self, batch: RankBatch) -> None:
         self._logged, self._draws = None, 0

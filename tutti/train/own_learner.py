@@ -1,6 +1,5 @@
 """What a script with a training loop of its own keeps, as a job saves, restores and measures it."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tutti.checkpoint.manifest import Manifest
-from tutti.checkpoint.store import check_model, model_shape
-from tutti.checkpoint.weights import KEPT, StartingPoint
+from tutti.checkpoint.store import Key, check_model, model_shape, read_kept, replace_values, write_kept
+from tutti.checkpoint.weights import StartingPoint
+from tutti.config.layout import make_layout
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
@@ -23,7 +24,6 @@ from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.mesh import Mesh
 from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
 from tutti.ranks.placement import Placement
-from tutti.runs.files import write_durably
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.own_step import Stateful, StepValues
@@ -119,18 +119,12 @@ class OwnLearner:
         return _shape(self._kept)
 
     def write(self, folder: Path, group: Group) -> list[Path]:
-        """Write the state of everything that is kept, which is the same on every rank, from rank 0."""
-        if not group.is_first:
-            return []
-        content = io.BytesIO()
-        torch.save({name: each.state_dict() for name, each in self._kept.items()}, content)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / KEPT, content.getvalue())
-        return [folder / KEPT]
+        """Write the state of everything that is kept."""
+        return write_kept(folder, self._state(), group)
 
     def load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         """Read a checkpoint into everything that is kept."""
-        state = torch.load(folder / KEPT, map_location="cpu", weights_only=True)
+        state = read_kept(folder, self._find_sharded())
         if set(state) != set(self._kept):
             raise CheckpointError(
                 f"checkpoint {folder} holds {', '.join(state)}, and the script keeps {', '.join(self._kept)}. "
@@ -139,6 +133,32 @@ class OwnLearner:
         for name, each in self._kept.items():
             each.load_state_dict(state[name])
         self.names = self._values.names = tuple(progress["names"])
+
+    def _state(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._kept.items()}
+
+    def _find_sharded(self) -> Callable[[Key, torch.Tensor], DTensor | None]:
+        """What tells how ranks share a tensor of a checkpoint: as they do now, or as the parameter that it is of."""
+        held: dict[Key, DTensor] = {}
+
+        def note(key: Key, value: Any) -> None:
+            if isinstance(value, DTensor):
+                held[key] = value
+
+        replace_values(self._state(), note)
+        stepped = {
+            name: [each for group in kept.param_groups for each in group["params"]]
+            for name, kept in self._kept.items()
+            if isinstance(kept, torch.optim.Optimizer)
+        }
+
+        def find(key: Key, value: torch.Tensor) -> DTensor | None:
+            if key in held or len(key) != 4 or key[0] not in stepped or key[1] != "state":
+                return held.get(key)
+            parameter = stepped[key[0]][key[2]]  # of an optimizer, which has its state after its first step
+            return parameter if isinstance(parameter, DTensor) and parameter.shape == value.shape else None
+
+        return find
 
     def load_weights(self, folder: Path) -> None:
         """Not possible: a script gives its models the weights that it wants."""
@@ -190,7 +210,7 @@ class OwnFramework:
 
     def check(self, config: RunConfig, world_size: int) -> None:
         """Refuse what only the loop of recipes does."""
-        usual = ParallelConfig()
+        usual = ParallelConfig(shard=config.parallel.shard)
         refused = {f"parallel.{name}": value for name, value in config.parallel if value != getattr(usual, name)}
         refused |= {"batch.micro": config.batch.micro} if config.batch.micro is not None else {}
         refused |= {"log.noise_scale": "true"} if config.log.noise_scale else {}
@@ -199,9 +219,10 @@ class OwnFramework:
         refused |= {"ema.decay": config.ema.decay} if config.ema is not None else {}
         for key, value in refused.items():
             raise ConfigError(
-                f"{key}={value} with a loop of your own: expected whole models on every rank, which the script steps. "
-                f"Leave {key} out, or train with a recipe."
+                f"{key}={value} with a loop of your own: expected models that the script steps, whole on every rank or "
+                f"in shards (parallel.shard). Leave {key} out, or train with a recipe."
             )
+        make_layout(config.parallel, world_size)
 
     def prepare_data(self, config: RunConfig) -> None:
         """Nothing: the script has the data."""

@@ -4,9 +4,9 @@ import functools
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,9 @@ from tutti.train.learner import Silence, TorchLearner
 from tutti.train.metrics import Metrics
 from tutti.train.timing import NoTimer
 
+if TYPE_CHECKING:
+    from tutti.parallel.shard import ShardedModel
+
 _DRAWN = 0x647261776E  # keeps the numbers of `OwnStep.normal` apart from those of dropout
 _OPTIMIZERS = "optimizers.pt"  # of a checkpoint of a recipe with a step of the user's own: their states by name
 
@@ -46,6 +49,8 @@ class OwnStep:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._averages: dict[tuple[int, ...], GradientAverage] = {}
+        self._models: list[nn.Module] = []  # of the run
+        self._sharded: list[ShardedModel] = []  # those of them whose parameters ranks share
         self._draws = 0  # in the step under way
 
     @property
@@ -81,16 +86,22 @@ class OwnStep:
     def backward(self, loss: torch.Tensor, *models: nn.Module) -> torch.Tensor:
         """Compute the gradients of a loss, and average those of these models over ranks; the loss is averaged, too.
 
-        Every rank enters. Gradients of other models are left as they are on each rank.
+        Every rank enters. Gradients of other models of the run are left as they are.
         """
         if not models:
             raise TrainingError("run.backward(loss) without models: expected those whose gradients are averaged.")
+        if hasattr(loss, "full_tensor"):
+            raise TrainingError(
+                "run.backward(loss): the loss is in shards, as a sum over parameters is with parallel.shard: expected "
+                "a whole number. Have the optimizer decay weights, or add full_tensor() of what parameters give."
+            )
         mean = loss.detach().clone()
-        if self.ranks == 1:
-            loss.backward()
-            return mean
-        work = dist.all_reduce(mean, async_op=True)
-        self._average_of(models).backward(loss)
+        work = dist.all_reduce(mean, async_op=True) if self.ranks > 1 else None
+        with self._gradients_of(loss, models):
+            if self.ranks > 1:
+                self._average_of(models).backward(loss)
+            else:
+                loss.backward()
         if work is not None:
             work.wait()
         return mean / self.ranks
@@ -117,10 +128,29 @@ class OwnStep:
     def _plan(self) -> Plan:
         raise NotImplementedError
 
+    @contextmanager
+    def _gradients_of(self, loss: torch.Tensor, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Have a backward pass add to the gradients of these models, and of no others of the run."""
+        asked: set[torch.Tensor] = {each for model in models for each in model.parameters()}
+        others = [each for model in self._models for each in model.parameters() if each not in asked]
+        gradients = [each.grad for each in others]
+        with ExitStack() as stack:
+            for model in self._sharded:
+                stack.enter_context(model.backward(loss, asked))
+            try:
+                for each in others:
+                    each.grad = None
+                yield
+            finally:
+                for each, gradient in zip(others, gradients, strict=True):
+                    each.grad = gradient
+
     def _average_of(self, models: Sequence[nn.Module]) -> GradientAverage:
+        """What averages the gradients of those parameters of these models that ranks hold whole."""
         key = tuple(id(each) for each in models)
         if key not in self._averages:
-            parameters = dict.fromkeys(each for model in models for each in model.parameters())
+            found = dict.fromkeys(each for model in models for each in model.parameters())
+            parameters = [each for each in found if not any(model.holds(each) for model in self._sharded)]
             self._averages[key] = GradientAverage(parameters, self.ranks)
         return self._averages[key]
 
@@ -186,8 +216,11 @@ class StepValues:
 class RecipeStep(OwnStep):
     """What the step of a recipe is given as its first argument."""
 
-    def __init__(self, config: RunConfig, plan: Plan, schedule: Schedule, group: Group, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, plan: Plan, schedule: Schedule, group: Group, device: torch.device, model: nn.Module
+    ) -> None:
         super().__init__(config)
+        self._models.append(model)
         self._shared_plan, self._schedule, self._ranks, self._own_device = plan, schedule, group, device
         self._done = 0
 
@@ -256,7 +289,7 @@ class StepLearner(TorchLearner):
         assert config.step is not None
         self.timer = NoTimer()
         self._function = functools.partial(config.step.locate(), **config.step.options())
-        self._run = RecipeStep(config, plan, schedule, group, mesh.device)
+        self._run = RecipeStep(config, plan, schedule, group, mesh.device, model)
         self._values = StepValues(self.names, plan.per_rank_batch, mesh.device)
         self._optimizers = by_name(optimizers)
         self._rates = [each["lr"] / config.optim.lr for each in self._groups()]
