@@ -12,6 +12,9 @@ dimensions and the parities as offsets along the innermost one. The hardware the
 one block, with zeros outside of the volume.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false
+# (Triton compiles its kernels; as Python they cannot be called)
+
 import math
 from typing import NamedTuple
 
