@@ -6,6 +6,7 @@ PIP := $(VENV)/bin/python -m pip install --no-compile --quiet --disable-pip-vers
 COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib tutti >/dev/null 2>&1 || true
 WORKERS ?= 4# on two cores: many tests wait for others
 TORCH := $(shell grep '^torch==' constraints.txt)
+TRITON := $(shell grep '^triton==' constraints.txt)# that of this torch, which builds for CUDA require
 LEGACY_KERAS := $(shell grep '^tf_keras==' constraints.txt)# asks for tensorflow, which tensorflow-cpu is by another name
 unexport PYTHONDONTWRITEBYTECODE  # tests and what they start are compiled once
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -90,7 +91,7 @@ system:
 
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
-	$(VENV)/lock/bin/python -m pip install --quiet $(TORCH)
+	$(VENV)/lock/bin/python -m pip install --quiet $(TORCH) $(TRITON)
 	$(VENV)/lock/bin/python -m pip install --quiet '.[dev,bench,docs]'
 	$(VENV)/lock/bin/python -m pip install --quiet --no-deps tf_keras
 	$(VENV)/lock/bin/python -m pip freeze --exclude tutti-train | sed 's/+cpu$$//' > constraints.txt

@@ -35,6 +35,9 @@ LEFT_SECONDS = 60  # within which the kernel has ended the ranks of a launcher t
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch in several workers would fight for the cores
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a pool of compilers would outlive the tests
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # torch asks DNS for the names of its peers, 5 s each time
+if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are interpreted; triton reads it where it is imported
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime would keep events for its makers in the home folder
 os.environ.setdefault("TUTTI_SECRET", secrets.token_hex(32))  # nothing is written into the home folder
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has what it starts in its background ignore
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Open MPI, MPICH, Slurm, an ssh server and a browser from Debian's packages where this user may; otherwise says what is skipped.
+# Installs Open MPI, MPICH, Slurm, an ssh server, LaTeX and a browser from Debian's packages where this user may; otherwise says what is skipped.
 set -u
 missing=()
 command -v mpirun.openmpi >/dev/null || missing+=(openmpi-bin)
@@ -15,6 +15,7 @@ if [ ! -d /run/systemd/system ]; then
 fi
 command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
 command -v sshfs >/dev/null || missing+=(sshfs openssh-sftp-server) # a network file system between hosts
+command -v pdflatex >/dev/null || missing+=(texlive-latex-base) # typesets what `tutti propose` writes
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core) # looks at the pages that reports are
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -11,12 +11,10 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import prepared
-import pytest
 from waiting import HangDetector
 
 
@@ -111,7 +109,6 @@ def train(values: dict[str, Any], resume: str | None = None, kill_at_step: int |
 
 
 run_in_tensorflow = functools.partial(run_ranks, modules=prepared.TENSORFLOW)
-needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 
 class InTensorFlow:

@@ -48,7 +48,7 @@ ELSEWHERE = (
     "tutti run -n 2 examples/own_model.py",
     "horovodrun -np 2 python examples/horovod/tensorflow2_resnet34.py",  # tests/test_examples.py
     "tutti run -n 2 examples/pinn.py",  # tests/train/test_own.py
-    "cd planets && tutti train recipe.yaml",  # tests/cli/test_new.py
+    "cd planets && tutti train planets.yaml",  # tests/cli/test_new.py
 )
 
 

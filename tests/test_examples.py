@@ -8,7 +8,6 @@ import prepared
 import pytest
 from conftest import REPOSITORY, Tutti, command
 from prepared import PYTHON
-from rank_jobs import needs_tensorflow
 
 from tutti.data.make_images import make_images
 
@@ -39,7 +38,6 @@ def test_own_parts_through_python_on_two_ranks(tutti: Tutti) -> None:
     assert "channels" in done.out
 
 
-@needs_tensorflow
 @pytest.mark.slow
 @pytest.mark.xdist_group("tensorflow")
 @pytest.mark.parametrize("source", ["generated", "files"])
@@ -60,7 +58,6 @@ def test_resnet34_in_tensorflow_on_two_ranks(tutti: Tutti, tmp_path: Path, sourc
     assert source == "files" or last < first
 
 
-@needs_tensorflow
 @pytest.mark.slow
 @pytest.mark.xdist_group("tensorflow")
 def test_resnet34_in_tensorflow_refuses_a_folder_without_images(tmp_path: Path) -> None:
@@ -78,8 +75,9 @@ def test_resnet34_in_tensorflow_refuses_a_folder_without_images(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of Jupyter
 def test_the_notebook_trains_on_two_ranks(tmp_path: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     results = [cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]

@@ -52,7 +52,7 @@ def test_recipes_and_projects_are_in_the_wheel(commands: Path, tmp_path: Path) -
     for path in (REPOSITORY / "recipes").glob("*.yaml"):
         assert path.stem in listed
     run(commands / "tutti", "new", "planets", cwd=tmp_path)
-    run(commands / "tutti", "train", "recipe.yaml", "-n", "2", "epochs=1", cwd=tmp_path / "planets")
+    run(commands / "tutti", "train", "planets.yaml", "-n", "2", "epochs=1", cwd=tmp_path / "planets")
 
 
 def test_the_commands_train_on_two_ranks(commands: Path, tmp_path: Path) -> None:

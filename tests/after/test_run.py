@@ -101,15 +101,9 @@ def test_evaluation_on_the_ranks_of_the_run_gives_its_own_figures(folder: Path) 
 
 
 def test_an_exported_model_has_the_same_outputs_without_tutti(folder: Path, tmp_path: Path) -> None:
-    run, files = tutti.open_run(folder), [tmp_path / "model.pt"]
-    export(run, "torch", files[0], "best", force=False)
-    try:
-        import safetensors  # noqa: F401
-
-        files.append(tmp_path / "model.safetensors")
-        export(run, "safetensors", files[1], "best", force=False)
-    except ImportError:
-        pass
+    run, files = tutti.open_run(folder), [tmp_path / "model.pt", tmp_path / "model.safetensors"]
+    for kind, file in zip(("torch", "safetensors"), files, strict=True):
+        export(run, kind, file, "best", force=False)
     words = (sys.executable, "-c", WITHOUT_TUTTI, str(Path(after_work.__file__).parent), *map(str, files))
     done = command(*words, cwd=tmp_path)
     assert done.code == 0, done.all
@@ -124,14 +118,30 @@ def test_an_exported_model_has_the_same_outputs_without_tutti(folder: Path, tmp_
 
 
 def test_an_onnx_graph_has_the_same_outputs_to_rounding(folder: Path, tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    import onnxruntime
+
     run = tutti.open_run(folder)
     path, _ = export(run, "onnx", tmp_path / "model.onnx", "best", force=False)
-    [found] = runtime.InferenceSession(path).run(None, {"inputs": after_work.images().numpy()})
+    [found] = onnxruntime.InferenceSession(path).run(None, {"inputs": after_work.images().numpy()})
     with torch.no_grad():
         expected = run.model()(after_work.images()).numpy()
     assert abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "package", "said"),
+    [
+        ("safetensors", "safetensors.torch", r"--to safetensors needs safetensors. .*'tutti-train\[safetensors\]'"),
+        ("onnx", "onnxscript", r"--to onnx needs onnx and onnxscript. .*'tutti-train\[onnx\]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, package: str, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=said):
+        export(tutti.open_run(folder), kind, tmp_path / f"model.{kind}", "best", force=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ print(json.dumps(loaded))
 
 def test_help_lists_all_commands_in_order_with_what_they_do() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "500"}).output
-    rows = [line.strip("│ ").split(maxsplit=1) for line in shown.partition("Commands")[2].splitlines()[1:]]
+    table = shown.partition("Commands")[2].partition("╰")[0]
+    rows = [line.strip("│ ").split(maxsplit=1) for line in table.splitlines()[1:]]
     listed = {row[0]: row[1].strip() for row in rows if len(row) == 2}
     assert list(listed) == COMMANDS
     for name, text in listed.items():
@@ -43,8 +44,22 @@ def test_help_lists_all_commands_in_order_with_what_they_do() -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "data"] + ["data get", "data make images"])
 def test_help_of_every_command_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "500"}).output
-    examples = shown.rpartition("Example")[2].splitlines()[1:]
+    examples = [line.strip() for line in shown.rpartition("Example")[2].splitlines()[1:] if line.strip()]
     assert any(f"tutti {name}" in line for line in examples), shown
+    assert not any("tutti" in line.partition("tutti")[2] for line in examples), "one on each line"
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["data", "pack"]], ids=" ".join)
+def test_help_shows_no_type_of_flags_which_take_no_value(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "500"}).output
+    [flag] = [line.split() for line in shown.splitlines() if line.startswith("│ --help")]
+    assert flag[1:5] == ["--help", "-h", "Show", "this"]
+    assert "bool" not in shown
+
+
+def test_help_of_tutti_begins_with_a_command_to_try() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "500"}).output
+    assert shown.partition("Examples:")[2].splitlines()[1].strip() == "tutti train digits -n 2"
 
 
 def test_a_misspelled_command_suggests_the_right_one() -> None:

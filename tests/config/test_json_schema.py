@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from conftest import REPOSITORY, Call
 
@@ -13,7 +14,6 @@ from tutti.config.parts import SECTIONS, names_of
 from tutti.config.recipes import BUILT_IN, parse_yaml, read_yaml
 from tutti.config.run import RunConfig
 
-jsonschema = pytest.importorskip("jsonschema")
 SHIPPED = [*sorted(BUILT_IN.glob("*.yaml")), REPOSITORY / "examples" / "own_model.yaml"]
 RUN = """
 data: {name: digits, shift: 1}

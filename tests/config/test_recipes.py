@@ -144,6 +144,18 @@ def test_the_named_runs_of_nbody_have_the_batches_and_epochs_of_the_paper() -> N
         assert config.schedule.warmup_steps == warmup, name
 
 
+def test_the_folder_of_a_project_is_answered_with_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planets" / "planets").mkdir(parents=True)
+    (tmp_path / "planets" / "planets.yaml").write_text("epochs: 1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no run folder: .* Did you mean the recipe planets/planets\.yaml\?$"):
+        load("planets")
+    monkeypatch.chdir(tmp_path / "planets")
+    for folder in (".", "planets"):  # the project, and its package
+        with pytest.raises(ConfigError, match=r"no run folder: .* Did you mean the recipe planets\.yaml\?$"):
+            load(folder)
+
+
 def test_a_folder_that_is_no_run_says_so_and_names_the_newest_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,8 @@ def test_synthetic_samples_are_the_same_from_the_same_seed_and_can_be_told_apart
 
 
 def test_the_digits_are_split_once_for_all_and_only_those_for_training_are_shifted() -> None:
-    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    from sklearn.datasets import load_digits
+
     train, valid = (digits(split, shift=1) for split in SPLITS)
     assert (len(train), len(valid), train.input_shape, train.num_classes) == (1437, 360, (1, 8, 8), 10)
     kept = [dataset.batch(torch.arange(len(dataset)), None)[0] for dataset in (train, valid)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
@@ -15,8 +16,6 @@ from tutti.data import decode
 from tutti.data.decode import Choose, View, centre_view, crop_view
 from tutti.data.jpeg_blocks import add_table, cut_blocks, find_frame
 from tutti.data.packed.encode import shrink
-
-simplejpeg: Any = pytest.importorskip("simplejpeg")
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:

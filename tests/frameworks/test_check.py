@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tutti, command
+from conftest import REPOSITORY, Tutti, command
 
 from tutti.config import framework
 from tutti.config.framework import check_installed
@@ -104,3 +104,16 @@ def test_list_says_what_exists_in_torch_only(tutti: Tutti) -> None:
     assert any(line.startswith("  unet3d") and line.endswith("(torch only)") for line in lines)
     assert any(line.startswith("  resnet50 ") and not line.endswith("(torch only)") for line in lines)
     assert any(line.split()[:1] == ["keras"] for line in lines)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_torch_has_optimizers_after_a_keras_model_was_opened() -> None:
+    """Triton, which torch loads for its first optimizer, ends a process that has loaded TensorFlow before."""
+    code = (
+        "from tutti.frameworks.machine import quiet_import\n"
+        "with quiet_import():\n    import keras\n"
+        "import torch\nprint(keras.backend.backend(), torch.optim.SGD([torch.ones(2)], 0.1).defaults['lr'])\n"
+    )
+    done = command(sys.executable, "-c", code, cwd=REPOSITORY, KERAS_BACKEND="tensorflow")
+    assert (done.code, done.out) == (0, "tensorflow 0.1\n"), done.all

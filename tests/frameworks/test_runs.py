@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tutti.data.order import make_order
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.xdist_group("tensorflow"),  # one worker makes the runs that all look at
-    pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 FRAMEWORKS = ("keras", "tensorflow")
 Found = list[dict[str, Any]]
@@ -177,8 +175,6 @@ def test_a_run_of_two_ranks_resumes_on_one(two: Found, one: dict[str, Any]) -> N
 def test_the_command_resumes_with_another_backend(
     two: Found, backend: str, saves: str, tmp_path: Path, tutti: Tutti
 ) -> None:
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
     copy = tmp_path / "copy"
     shutil.copytree(two[0]["keras_plain"]["folder"], copy)
     checkpoint = str(copy / "checkpoints" / f"step-{work.CUT_AT:06d}")

@@ -18,8 +18,6 @@ from waiting import wait_for_end, wait_until
 import tutti
 from tutti.errors import ConfigError, FunctionFailed
 
-pytest.importorskip("cloudpickle")
-
 CELLS = """
 import os, signal, threading, time
 import torch.distributed as dist

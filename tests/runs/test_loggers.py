@@ -1,20 +1,15 @@
-"""Loggers hold what metrics.jsonl holds, also after a kill and a resume, and none of them can end or stall a run."""
+"""Loggers are given each event once, and none of them can end or stall a run."""
 
-import csv
 import json
 import math
 import os
 import socket
-import subprocess
-import sys
-import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_jobs import run_ranks, train
+from read_loggers import read_csv, read_tensorboard
 from small_config import small_config
 
 from tutti.config.check import check_loggers
@@ -25,22 +20,6 @@ from tutti.runs.journal import Journal, Screen, rewind
 from tutti.runs.logger_process import Target, flatten, name_numbers, pass_on
 from tutti.runs.loggers import LoggerError, LoggerProcess
 from tutti.runs.metrics import Event, read_all_events
-from tutti.runs.tensorboard import TensorBoardLog  # before tensorboard: it is then read without TensorFlow
-
-needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs the extra tutti-train[wandb]")
-needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="needs the extra tutti-train[mlflow]")
-
-VALUES: dict[str, Any] = {
-    "recipe": "logged",
-    "data": {"name": "digits"},
-    "model": {"name": "mlp", "hidden": [16]},
-    "optim": {"name": "adamw", "lr": 2e-3},
-    "batch": {"global": 64},
-    "epochs": 2,
-    "checkpoint": {"every_steps": 7, "every_epochs": None},
-    "log": {"every_steps": 3, "to": ["tensorboard", "csv", "wandb", "mlflow"]},
-}
-KILLED_AT = 26  # the newest checkpoint is of step 21, and the events of steps 22 and 24 are repeated
 
 
 def made_folder(path: Path) -> RunFolder:
@@ -58,113 +37,6 @@ def journal_of(folder: RunFolder, *to: str, commits_all: bool = False) -> Journa
 def write_steps(journal: Journal, *steps: int, offset: float = 0.0) -> None:
     for step in steps:
         journal.write("step", step=step, epoch=1, loss=step / 10 + offset, lr=0.5)
-
-
-def expected(folder: Path) -> list[dict[str, float]]:
-    """The rows that loggers should have, from metrics.jsonl."""
-    return [
-        {"step": event["step"], "epoch": event["epoch"], **name_numbers(event)}
-        for event in read_all_events(folder / "metrics.jsonl")
-    ]
-
-
-def read_wandb(folder: Path) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """The rows and the parameters of a run by the reader of Weights & Biases itself; there is one file of records."""
-    [records] = folder.glob("wandb/offline-run-*/*.wandb")
-    reader = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(records)]
-    lines = subprocess.run(reader, capture_output=True, text=True, check=True).stdout.splitlines()
-    rows, parameters = [], {}
-    for record in map(json.loads, lines):
-        if record["type"] == "history":
-            items = record["history"]["item"].items()
-            rows.append({key: float(value) for key, value in items if not key.startswith("_")})
-        elif record["type"] == "run":
-            parameters = record["run"]["config"]["update"]
-    return rows, parameters
-
-
-def read_mlflow(folder: Path) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
-    """The run in a store, and the points of every metric, by MLflow's own client."""
-    from mlflow import MlflowClient
-
-    state = json.loads((folder / "logs" / "mlflow.json").read_text())
-    with warnings.catch_warnings():  # of SQLAlchemy, about MLflow
-        warnings.simplefilter("ignore")
-        client = MlflowClient(tracking_uri=state["store"])
-    run = client.get_run(state["id"])
-    runs = client.search_runs([run.info.experiment_id])
-    assert [each.info.run_id for each in runs] == [state["id"]]
-    points = {
-        key: [(point.step, point.value) for point in client.get_metric_history(state["id"], key)]
-        for key in run.data.metrics
-    }
-    return run, {key: sorted(found) for key, found in points.items()}
-
-
-def points_of(rows: list[dict[str, float]]) -> dict[str, list[tuple[int, float]]]:
-    """The points of every metric in rows."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        for key in row.keys() - {"step", "epoch"}:
-            found.setdefault(key, []).append((int(row["step"]), row[key]))
-    return found
-
-
-def read_csv(folder: Path) -> list[dict[str, Any]]:
-    with open(folder / "metrics.csv", newline="") as file:
-        return [{key: value for key, value in row.items() if value != ""} for row in csv.DictReader(file)]
-
-
-def read_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert TensorBoardLog
-    found = EventAccumulator(str(folder / "tensorboard")).Reload()
-    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-
-
-def assert_equal_to_metrics(folder: Path, loggers: list[str]) -> None:
-    rows = expected(folder)
-    events = read_all_events(folder / "metrics.jsonl")
-    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
-    if "csv" in loggers:
-        texts = [{key: str(value) for key, value in event.items() if value is not None} for event in events]
-        assert read_csv(folder) == texts
-    if "tensorboard" in loggers:
-        curve = [(event["step"], pytest.approx(event["loss"])) for event in events if event["event"] == "step"]
-        assert read_tensorboard(folder)["step/loss"] == curve
-    if "wandb" in loggers:
-        found, parameters = read_wandb(folder)
-        assert found == rows
-        assert parameters["optim"]["lr"] == VALUES["optim"]["lr"]
-    if "mlflow" in loggers:
-        run, points = read_mlflow(folder)
-        assert points == {key: sorted(found) for key, found in points_of(rows).items()}
-        assert run.info.status == "FINISHED"
-        assert run.data.params["optim.lr"] == "0.002"
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(
-    "loggers",
-    [
-        ["tensorboard", "csv"],
-        pytest.param(["wandb"], marks=needs_wandb),
-        pytest.param(["mlflow"], marks=needs_mlflow),
-    ],
-    ids="-".join,
-)
-def test_a_killed_and_resumed_run_is_one_run_with_the_metrics_of_its_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loggers: list[str]
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    values = VALUES | {"out": str(tmp_path), "log": {"every_steps": 3, "to": loggers}}
-    run_ranks(2, train, values, None, KILLED_AT, expect_failure=True)
-    [folder] = (tmp_path / "logged").iterdir()
-    assert max(event["step"] for event in read_all_events(folder / "metrics.jsonl")) > 21
-    resumed = run_ranks(2, train, values, str(folder / "checkpoints" / "step-000021"))
-    assert resumed[0]["folder"] == folder
-    assert_equal_to_metrics(folder, loggers)
 
 
 class Rows:
@@ -279,7 +151,6 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.system
-@needs_mlflow
 def test_a_logger_that_hangs_delays_the_end_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_server: str
 ) -> None:
@@ -289,6 +160,7 @@ def test_a_logger_that_hangs_delays_the_end_for_a_limited_time(
     write_steps(before, 1)
     before.close()
     hung = LoggerProcess("mlflow", folder, end_seconds=0.2, stall_seconds=0.0)
+    assert b"MLFLOW_DISABLE_TELEMETRY=true" in Path(f"/proc/{hung._process.pid}/environ").read_bytes().split(b"\0")
     assert hung.commit() == []
     with pytest.raises(LoggerError, match=r"it has not finished within 0\.2 s"):
         hung.close()
@@ -300,7 +172,41 @@ def test_a_logger_that_hangs_delays_the_end_for_a_limited_time(
 
 
 @pytest.mark.system
-@needs_mlflow
+def test_a_logger_that_is_killed_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made_folder(tmp_path / "run")
+    journal = journal_of(folder, "mlflow", commits_all=True)
+    write_steps(journal, 1)
+    process = journal._loggers["mlflow"]._process  # pyright: ignore
+    (folder.logs / "mlflow.log").write_text("INFO: all is well\n")
+    process.kill()
+    process.wait()
+    write_steps(journal, 2, 3)
+    journal.close()
+    said = capsys.readouterr().out
+    reason = f"its process was ended by signal 9 (Killed) (more in {folder.logs / 'mlflow.log'})"
+    assert said.count(f"warning: log.to: mlflow has failed: {reason}. The run goes on without it.") == 1
+    assert said.count("warning") == 1
+    assert [event["step"] for event in read_all_events(folder.metrics)] == [1, 2, 3]
+
+
+@pytest.mark.system
+def test_wandb_in_a_folder_that_cannot_be_written_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = made_folder(tmp_path / "run")
+    (folder.path / "wandb").write_text("a file in the place of its folder")
+    journal = journal_of(folder, "wandb", commits_all=True)
+    write_steps(journal, 1)
+    journal._loggers["wandb"]._process.wait(300)  # pyright: ignore
+    write_steps(journal, 2)
+    journal.close()
+    said = capsys.readouterr().out
+    assert said.count("warning: log.to: wandb has failed: NotADirectoryError: ") == said.count("warning") == 1
+    assert [event["step"] for event in read_all_events(folder.metrics)] == [1, 2]
+
+
+@pytest.mark.system
 def test_what_a_logger_raises_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -321,7 +227,6 @@ def test_what_a_logger_raises_is_said_once(
 
 @pytest.mark.system
 @pytest.mark.slow
-@needs_wandb
 def test_wandb_without_a_network_costs_the_logger_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import tutti
-from tutti.cli.options import MARKUP, LazyCommands
+from tutti.cli.options import MARKUP, LazyCommands, examples
 from tutti.errors import TuttiError
 
 # The module of each command, in the order of `tutti --help`.
@@ -34,6 +34,11 @@ app = typer.Typer(
     name="tutti",
     cls=Commands,
     help="From solo to tutti: train one recipe on any number of ranks, and resume it exactly.",
+    epilog=examples(
+        "tutti train digits -n 2",
+        "tutti train --help",
+        "tutti new planets",
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,

@@ -48,8 +48,8 @@ JobQueue = Annotated[str | None, typer.Option(help=_QUEUE, rich_help_panel=JOBS_
 
 
 def examples(*lines: str) -> str:
-    """Return the last paragraph of a command's help, with an example on each line."""
-    return "\n\n    ".join(("Examples:" if len(lines) > 1 else "Example:", *lines))
+    """Return the last paragraph of a command's help, with an example on each line: two spaces end one in Markdown."""
+    return "  \n".join(("Examples:" if len(lines) > 1 else "Example:", *lines))
 
 
 def with_options(shared: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -84,6 +84,7 @@ class LazyCommands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for name, command in self.commands.items():
             command.help = self._docstring(name)
+        _leave_out_types_of_flags(self, ctx)
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
@@ -93,7 +94,10 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, self._load(name) if name else None, rest
+        loaded = self._load(name) if name else None
+        if loaded is not None:
+            _leave_out_types_of_flags(loaded, ctx)
+        return name, loaded, rest
 
     def _docstring(self, command: str) -> str | None:
         """Read what a command does from the source of its module, without importing it."""
@@ -108,6 +112,15 @@ class LazyCommands(TyperGroup):
         app.rich_markup_mode = MARKUP
         group = typer.main.get_group(app)
         return group.commands.get(command, group)
+
+
+def _leave_out_types_of_flags(command: Any, ctx: Any) -> None:
+    """In the help of a command and of those below it; typer gives a flag the type <bool>, though it takes no value."""
+    for option in command.get_params(ctx):
+        if getattr(option, "is_flag", False) and option.metavar is None:
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _leave_out_types_of_flags(each, ctx)
 
 
 class ResumeCommand(TyperCommand):

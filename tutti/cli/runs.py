@@ -234,7 +234,7 @@ def evaluate(
 
         found = after.evaluate(find_framework(config), config, placement, split, chosen.path, chosen.manifest)
         if placement.rank == 0:
-            _show_evaluation(opened, chosen, found, as_json)
+            _show_evaluation(opened, chosen, checkpoint, found, as_json)
         return found
 
     from tutti.cli.train import find_needs
@@ -256,7 +256,15 @@ def _with_data(run: "OpenedRun", overrides: list[str], data: str | None, split: 
     return resolve(str(run.folder.config), [*overrides, f"data.{key}={data}"]).config
 
 
-def _show_evaluation(run: "OpenedRun", chosen: "ChosenCheckpoint", found: "Evaluation", as_json: bool) -> None:
+def _describe(run: "OpenedRun", chosen: "ChosenCheckpoint", asked: str) -> str:
+    """The recipe and the step of a checkpoint, and whether it is the best one, which was asked for."""
+    best = " (best)" if asked == "best" and not chosen.note else ""
+    return f"{run.config.recipe}, step {chosen.manifest.step:,}{best}"
+
+
+def _show_evaluation(
+    run: "OpenedRun", chosen: "ChosenCheckpoint", asked: str, found: "Evaluation", as_json: bool
+) -> None:
     step = chosen.manifest.step
     if chosen.note:
         print(f"note: {chosen.note}", file=sys.stderr)
@@ -266,7 +274,7 @@ def _show_evaluation(run: "OpenedRun", chosen: "ChosenCheckpoint", found: "Evalu
         return
     values = "  ".join(f"{name.replace('_', ' ')} {units.metric(name, v)}" for name, v in found.metrics.items())
     counts = f"{units.count(found.samples, 'sample')}, {units.count(found.ranks, 'rank')}"
-    print(f"{run.config.recipe}, step {step:,}: {values}  ({counts})", flush=True)
+    print(f"{_describe(run, chosen, asked)}: {values}  ({counts})", flush=True)
 
 
 @app.command(
@@ -293,7 +301,7 @@ def export(
     path, chosen = write(opened, to, out, checkpoint, force)
     if chosen.note:
         print(f"note: {chosen.note}", file=sys.stderr)
-    print(f"{opened.config.recipe}, {chosen.path.name}: {path} ({units.size(path.stat().st_size)})")
+    print(f"{_describe(opened, chosen, checkpoint)}: {path} ({units.size(path.stat().st_size)})")
 
 
 @app.command(
@@ -331,7 +339,7 @@ def apply(
     if chosen.note:
         print(f"note: {chosen.note}", file=sys.stderr)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task(f"{opened.config.recipe}, {chosen.path.name}", total=None)
+        task = bar.add_task(_describe(opened, chosen, checkpoint), total=None)
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
@@ -341,7 +349,7 @@ def apply(
         except OSError as error:
             raise FolderError(f"{out} cannot be written: {error.strerror or error}.") from error
     sides, size = " x ".join(map(str, shape)), units.size(out.stat().st_size)
-    print(f"{opened.config.recipe}, {chosen.path.name}: {out}, {sides} ({size})")
+    print(f"{_describe(opened, chosen, checkpoint)}: {out}, {sides} ({size})")
 
 
 def _open(run: str, out: Path) -> "OpenedRun":

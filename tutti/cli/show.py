@@ -31,14 +31,14 @@ _TEMPLATES = Path(__file__).parent / "project"
 _NAME = "PROJECT"  # in the templates and in the paths of files
 _FILES = {
     "README.md": "README.md",
-    "recipe.yaml": "recipe.yaml",
+    "PROJECT.yaml": "recipe.yaml",
     "PROJECT/data.py": "data.py.txt",
     "PROJECT/model.py": "model.py.txt",
     "test_PROJECT.py": "test.py.txt",
 }
 
 
-@app.command(epilog=examples("tutti new galaxies", "cd galaxies && tutti train recipe.yaml -n 2"))
+@app.command(epilog=examples("tutti new galaxies", "cd galaxies && tutti train galaxies.yaml -n 2"))
 def new(
     project: Annotated[Path, typer.Argument(help="The folder to make; its name is that of the Python package in it.")],
 ) -> None:
@@ -54,7 +54,7 @@ def new(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     print(f"{project}: a project that finds planets in light curves, for you to change. Try\n")
-    print(f"  cd {project}\n  tutti train recipe.yaml -n 2")
+    print(f"  cd {project}\n  tutti train {name}.yaml -n 2")
 
 
 @app.command(epilog=examples("tutti show mnist optim.lr=0.02", "tutti show mnist -n 8 --plot-lr lr.png"))

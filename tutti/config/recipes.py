@@ -126,8 +126,14 @@ def read_runs(path: Path, known: set[str]) -> dict[str, dict[str, Any]]:
 def _no_run(folder: Path) -> str:
     """What to say of a folder that was given for a recipe and is no run folder."""
     runs = sorted(each.parent for each in folder.glob("*/config.yaml"))
-    hint = f"It holds {len(runs)} of them, the newest is {runs[-1]}" if runs else "tutti runs lists those there are"
-    return f"{folder} is a folder without config.yaml, and so no run folder: expected the folder of one run. {hint}."
+    name = f"{folder.resolve().name}.yaml"  # the recipe of a project, in its folder or beside its package
+    recipes = [each for each in (folder / name, folder / ".." / name) if each.is_file()]
+    hint = "tutti runs lists those there are."
+    if runs:
+        hint = f"It holds {len(runs)} of them, the newest is {runs[-1]}."
+    elif recipes:
+        hint = f"Did you mean the recipe {os.path.normpath(recipes[0])}?"
+    return f"{folder} is a folder without config.yaml, and so no run folder: expected the folder of one run. {hint}"
 
 
 def find(recipe: str) -> tuple[Path, str]:

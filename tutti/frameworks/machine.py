@@ -15,7 +15,13 @@ from tutti.ranks.placement import Placement
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Discards standard error while TensorFlow is imported, which some of Keras' functions do on any backend."""
+    """Discards standard error while TensorFlow is imported, which some of Keras' functions do on any backend.
+
+    Triton, where torch has it, is imported before: in the other order it ends the process with SIGSEGV, for example
+    when an optimizer of torch is made after a Keras model was opened.
+    """
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -21,6 +21,8 @@ from tutti.runs.metrics import read_events
 END_SECONDS = 60.0  # within which a logger has to finish at the end of a run
 STOP_SECONDS = 15.0  # the same for a run that was stopped, whose allocation may end
 STALL_SECONDS = 300.0  # after which a logger that has not taken what it was given is left out
+# MLflow reports its use to its makers unless this is set; a run makes no contact that was not asked for.
+_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
 class LoggerError(Exception):
@@ -98,6 +100,7 @@ class LoggerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env=_QUIET | os.environ,
                 start_new_session=True,  # no signals from a terminal, and one group with what it starts
             )
         assert self._process.stdin and self._process.stdout
@@ -112,7 +115,7 @@ class LoggerProcess:
             raise LoggerError(self._reason())
         if self._waits_since is not None and time.monotonic() - self._waits_since > self._stall_seconds:
             self._kill()
-            raise LoggerError(f"it has not answered for {self._stall_seconds:g} s")
+            raise LoggerError(self._with_log(f"it has not answered for {self._stall_seconds:g} s"))
 
     def commit(self) -> list[str]:
         self._told = self._metrics.stat().st_size
@@ -130,7 +133,7 @@ class LoggerProcess:
             self._process.wait(seconds if is_told else 0)
             found = self._read()
         except subprocess.TimeoutExpired:
-            raise LoggerError(f"it has not finished within {seconds:g} s") from None
+            raise LoggerError(self._with_log(f"it has not finished within {seconds:g} s")) from None
         finally:
             self._kill()
         if self._process.returncode:
@@ -161,11 +164,20 @@ class LoggerProcess:
         return found
 
     def _reason(self) -> str:
-        """Why the process has ended, as its last line says."""
+        """Why the process has ended: a signal, or what its last line says."""
+        code, last = self._process.returncode, ""
+        if code < 0:
+            return self._with_log(f"its process was ended by signal {-code} ({signal.strsignal(-code)})")
         with contextlib.suppress(OSError):
-            if lines := self._log.read_text(errors="replace").splitlines():
-                return f"{lines[-1]} (more in {self._log})"
-        return f"its process ended with code {self._process.returncode}"
+            last = "".join(self._log.read_text(errors="replace").splitlines()[-1:]).rstrip(". ")
+        return self._with_log(last or f"its process ended with code {code}")
+
+    def _with_log(self, reason: str) -> str:
+        """A reason, and the file that has more, if it has anything."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size:
+                return f"{reason} (more in {self._log})"
+        return reason
 
     def _kill(self) -> None:
         """End the process, if it has not ended, and what it has started."""

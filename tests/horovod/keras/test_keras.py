@@ -17,8 +17,6 @@ def group_of(backend: str) -> str:
 @functools.cache
 def outcomes(backend: str) -> list[dict[str, str]]:
     """By check, what went wrong on each rank."""
-    pytest.importorskip("keras", reason="Keras is not installed: pip install 'tutti-train[keras]'")
-    pytest.importorskip(backend)
     # Importing TensorFlow imports Keras too, with TensorFlow as its backend.
     return run_ranks(2, work.outcomes, backend, modules=TENSORFLOW if group_of(backend) == "tensorflow" else TORCH)
 

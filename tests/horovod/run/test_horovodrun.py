@@ -345,7 +345,6 @@ def test_functions_that_cannot_travel_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_functions_of_the_main_program_travel_with_cloudpickle(tmp_path: Path) -> None:
-    pytest.importorskip("cloudpickle")
     (tmp_path / "main.py").write_text(
         "import json, os\nfrom tutti.horovod.run.call import run\noffset = 5\n"
         "def place(scale):\n    return int(os.environ['HOROVOD_RANK']) * scale + offset\n"

@@ -4,9 +4,9 @@ import functools
 from typing import Any
 
 import pytest
-from rank_jobs import InTensorFlow, needs_tensorflow, run_in_tensorflow
+from rank_jobs import InTensorFlow, run_in_tensorflow
 
-pytestmark = [needs_tensorflow, pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
 work = InTensorFlow("hvd_tensorflow_work")
 run_ranks = run_in_tensorflow
 SCALES = ("prescale_factor=1.0", "postscale_factor=1.0")

@@ -1,9 +1,9 @@
 """What a training step with TensorFlow takes from Horovod: tapes, broadcasts, batch norm, elastic state."""
 
 import pytest
-from rank_jobs import InTensorFlow, needs_tensorflow, run_in_tensorflow
+from rank_jobs import InTensorFlow, run_in_tensorflow
 
-pytestmark = [needs_tensorflow, pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
+pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("tensorflow")]
 work = InTensorFlow("hvd_tensorflow_work")
 run_ranks = run_in_tensorflow
 FORMS = ("eager", "function")

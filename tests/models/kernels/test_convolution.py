@@ -4,16 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="triton is not installed")
+from tutti.models import strided
+from tutti.models.kernels import convolution, operators
 
 ON_GPU = torch.cuda.is_available()
 if ON_GPU and torch.cuda.get_device_capability()[0] < 9:
     pytest.skip("the kernels need a GPU with TMA", allow_module_level=True)
-with pytest.MonkeyPatch.context() as patch:
-    if not ON_GPU:
-        patch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
-    from tutti.models import strided
-    from tutti.models.kernels import convolution, operators
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # triton's interpreter multiplies the bits of bfloat16

@@ -4,13 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="triton is not installed")
+import tutti.models.kernels.pooling  # noqa: F401 (registers the operators)
 
 ON_GPU = torch.cuda.is_available()
-with pytest.MonkeyPatch.context() as patch:
-    if not ON_GPU:
-        patch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
-    import tutti.models.kernels.pooling  # noqa: F401 (registers the operators)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

@@ -16,6 +16,9 @@ taps of a window along the height lie beside each other as channels, and those a
 along the depth is one block.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportAssignmentType=false
+# (Triton compiles its kernels; as Python they cannot be called)
+
 import math
 from typing import NamedTuple
 

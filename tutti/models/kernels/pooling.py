@@ -4,6 +4,9 @@ The compiler's own code for the gradient takes ten times as long as its memory t
 nine pixels was the largest, and the gradient of four pixels is gathered from the four windows over them.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false
+# (Triton compiles its kernels; as Python they cannot be called)
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]

@@ -4,6 +4,9 @@ The 4 x 4 x 4 windows with stride 2 of a B x C x 2D x 2H x 2W volume are a matri
 of all windows in one channel. Cells that are neighbours along the width are neighbours in a row.
 """
 
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportOperatorIssue=false, reportArgumentType=false
+# (Triton compiles its kernels; as Python they cannot be called)
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
