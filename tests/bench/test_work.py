@@ -61,6 +61,25 @@ def counted(call: Any, cache: int = NO_CACHE, device: torch.device = CPU) -> Ope
     return counter
 
 
+def test_our_operators_count_as_the_convolutions_that_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tutti.models.kernels.operators as kernels
+    from tutti.models import strided
+
+    class Layer(nn.Conv3d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            assert self.bias is not None
+            return strided.down(input, self.weight, self.bias, "product", slope=0.1)
+
+    monkeypatch.setattr(strided, "_folds", lambda volume, weight: True)
+    monkeypatch.setattr(kernels, "_PROCESSORS", 1)
+    model, volume = Layer(4, 64, 4, stride=2, padding=1), torch.ones(1, 4, 4, 4, 4)
+    work = count_work(
+        lambda: model(volume).sum().backward(), CPU, model, torch.optim.SGD(model.parameters()), volume, NO_CACHE
+    )
+    forward = 2 * 2**3 * 64 * 4 * 4**3
+    assert work.flops == 2 * forward, "the result and the gradient of the weight"
+
+
 def test_a_linear_layer_is_three_products() -> None:
     model = Linear()
     work = work_of(model, torch.optim.SGD(model.parameters()))

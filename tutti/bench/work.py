@@ -1,5 +1,6 @@
 """The work of a step: floating-point operations, bytes, operators, synchronizations, idle time of the device."""
 
+import math
 import os
 import statistics
 import sys
@@ -354,9 +355,17 @@ def _own_formulas() -> dict[Any, Callable[..., int]]:
     def backward(grad: Any, volume: Any, weight: Any, doubles: bool, **_: Any) -> int:
         return 2 * conv_flop_count(volume, weight, grad, transposed=doubles)
 
-    if not hasattr(torch.ops.tutti, "strided_convolution"):
-        return {}
-    return {
-        torch.ops.tutti.strided_convolution: forward,
-        torch.ops.tutti.strided_convolution_backward: backward,
+    def folded_forward(folded: Any, weight: Any, bias: Any, slope: float, out_shape: Any = None, **_: Any) -> int:
+        return 2 * math.prod(out_shape) * math.prod(weight[1:])
+
+    def folded_backward(small: Any, folded: Any, out_shape: Any = None, **_: Any) -> int:
+        return 2 * math.prod(small) * math.prod(out_shape[0][1:])
+
+    formulas = {
+        "strided_convolution": forward,
+        "strided_convolution_backward": backward,
+        "folded_gather": folded_forward,
+        "folded_weight": folded_backward,
     }
+    known = torch.ops.tutti
+    return {getattr(known, name): formula for name, formula in formulas.items() if hasattr(known, name)}
