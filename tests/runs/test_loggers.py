@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from read_loggers import read_csv, read_tensorboard
 from small_config import small_config
+from waiting import wait_until
 
 from tutti.config.check import check_loggers
 from tutti.config.load import change
@@ -160,7 +161,9 @@ def test_a_logger_that_hangs_delays_the_end_for_a_limited_time(
     write_steps(before, 1)
     before.close()
     hung = LoggerProcess("mlflow", folder, end_seconds=0.2, stall_seconds=0.0)
-    assert b"MLFLOW_DISABLE_TELEMETRY=true" in Path(f"/proc/{hung._process.pid}/environ").read_bytes().split(b"\0")
+    environ = Path(f"/proc/{hung._process.pid}/environ")  # empty for a moment, in which the kernel starts the program
+    variables = wait_until(environ.read_bytes, lambda: "the logger has no environment", hung._process)
+    assert b"MLFLOW_DISABLE_TELEMETRY=true" in variables.split(b"\0")
     assert hung.commit() == []
     with pytest.raises(LoggerError, match=r"it has not finished within 0\.2 s"):
         hung.close()
