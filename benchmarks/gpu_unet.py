@@ -10,7 +10,8 @@ Compute only: one batch of random numbers stays on the GPU; a step is forward, b
 - optimised, JIT: fp16 autocast with a gradient scaler, fused Adam, the loss through torch.jit.script.
 - optimised, compile: the same, with model and loss through torch.compile. The faster of the two is the peer.
 - tutti: the training step (`TorchLearner`) of the recipe nbody/short_opt: bf16, channels last, compiled, first and last
-  layer as matrix products, kernels of its own for others. The network has the same 117.0 M parameters in all versions.
+  layer as matrix products, kernels of its own for others, on inputs in bf16, as its dataset gives them to the run. The
+  network has the same 117.0 M parameters in all versions.
 
 Whole run: `tutti train nbody/short_opt` in this process with a box from `tutti data make nbody`, its crops and
 symmetries, metrics and records; samples/s of the epochs after the first, from the record of the run. Under load for
@@ -38,6 +39,7 @@ from gpu_measure import Step
 from tutti.config.load import resolve
 from tutti.data.nbody.make import make_nbody
 from tutti.models.unet3d import UNet3d
+from tutti.ranks.device import DTYPES
 from tutti.ranks.environments import discover
 from tutti.train.run import run_rank
 from tutti.train.torch import TorchFramework
@@ -175,7 +177,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "optimised, JIT": partial(optimised, inputs, targets, args.width, False),
         "optimised, compile": partial(optimised, inputs, targets, args.width, True),
         "tutti": partial(
-            gpu_measure.trainer_step, RECIPE, overrides, inputs.to(memory_format=last), targets.to(memory_format=last)
+            gpu_measure.trainer_step,
+            RECIPE,
+            overrides,
+            inputs.to(DTYPES[resolve(RECIPE, overrides).config.precision], memory_format=last),
+            targets.to(memory_format=last),
         ),
     }
     distance = errors(device, args.width, args.crop)

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 BUILT_IN = [(section, part) for section in parts.SECTIONS for part in parts.parts_of(section)]
 OFFERED: dict[str, dict[str, Any]] = {
     "model": {"input_shape": (1, 28, 28), "num_classes": 10},
-    "data": {"split": "train", "device": torch.device("cpu"), "local_ranks": 1},
+    "data": {"split": "train", "device": torch.device("cpu"), "local_ranks": 1, "precision": "fp32"},
     "optim": {"params": [torch.nn.Parameter(torch.zeros(1))], "others": None},
     "loss": {},
 }

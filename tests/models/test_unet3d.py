@@ -125,3 +125,20 @@ def test_volumes_that_do_not_fit_are_refused(shape: tuple[int, ...], message: st
     with torch.device("meta"), pytest.raises(ConfigError) as caught:
         UNet3d(input_shape=shape)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_inputs_that_were_rounded_before_give_the_same_bits(fold: bool, layout: torch.memory_format) -> None:
+    """Datasets may give inputs in the precision of autocast."""
+    model, inputs = small(fold).float(), volume().float().to(memory_format=layout)
+    if layout is torch.channels_last_3d:
+        put_channels_last(model)
+    found = []
+    for given in (inputs, inputs.bfloat16()):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(given)
+        out.float().square().mean().backward()
+        found.append([out.detach(), *(each.grad for each in model.parameters() if each.grad is not None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

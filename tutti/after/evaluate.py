@@ -18,7 +18,7 @@ from tutti.ranks.group import check_same_code
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
-from tutti.train.build import Framework, agreed
+from tutti.train.build import Framework, agreed, offered_to_data
 from tutti.train.metrics import weighted_means
 
 SPLITS = ("valid", "test", "train")
@@ -118,7 +118,7 @@ def _choose_data(built: Any, config: RunConfig, placement: Placement, device: An
     factory = config.data.locate()
     if "split" not in inspect.signature(factory).parameters:
         raise ConfigError(f"--split test: {config.data.name} takes no split. Choose --split valid.")
-    offered = {"split": "test", "device": device, "local_ranks": placement.local_size}
-    data = parts.call(factory, "data", config.data.options(), **offered)
+    offered = offered_to_data(config, placement, device)
+    data = parts.call(factory, "data", config.data.options(), split="test", **offered)
     part = find_part(built.plan.layout, placement.rank)
     return data.for_part(part) if part is not None and hasattr(data, "for_part") else data

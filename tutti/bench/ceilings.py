@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from tutti.bench.results import Ceilings
+from tutti.ranks.device import DTYPES
+from tutti.train.learner import autocast
 
 _SECONDS = 0.2  # for each of the two, besides one call to warm up
 _LEAST_CALLS = 3
@@ -18,7 +20,6 @@ _CPU_PRODUCT_SECONDS = 0.02
 _MOST_COPIED_BYTES = 512 << 20
 _USUAL_CACHE_BYTES = 32 << 20  # if the system does not report it
 _CACHES = Path("/sys/devices/system/cpu")
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -67,8 +68,8 @@ def _describe(path: Path) -> tuple[int, str, int] | None:
 
 def _product_rate(device: torch.device, precision: str) -> float:
     """FLOP/s of square matrix products, as a forward pass in this precision does them."""
-    dtype = _DTYPES.get(precision)
-    with torch.no_grad(), torch.autocast(device.type, dtype) if dtype else nullcontext():
+    dtype = DTYPES[precision]
+    with torch.no_grad(), autocast(precision, device):
         if device.type == "cuda":
             with _as_convolutions():
                 return _rate(device, 2.0 * _GPU_SIDE**3, _product(device, _GPU_SIDE, dtype))
@@ -90,7 +91,7 @@ def _as_convolutions() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _product(device: torch.device, side: int, dtype: torch.dtype | None) -> Callable[[], object]:
+def _product(device: torch.device, side: int, dtype: torch.dtype) -> Callable[[], object]:
     left, right = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
     return lambda: torch.mm(left, right)
 

@@ -199,6 +199,7 @@ class NbodyOptions(DatasetOptions):
     valid_samples: Count = 8192
     symmetries: Switch = True
     vectors: Switch = True  # velocities rotate with the axes; false leaves them, as the tutorials do
+    rounded: Switch = True  # inputs have the run's precision, to which a first convolution rounds them anyway
     box: Annotated[int, Field(strict=True, ge=16)] = 128  # side of a created box, or of random numbers
     make: Switch = False  # create missing boxes
 

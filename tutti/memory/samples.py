@@ -11,6 +11,7 @@ import torch
 from tutti.config import parts
 from tutti.config.run import RunConfig
 from tutti.data.packed.index import is_packed, read_plan
+from tutti.ranks.device import DTYPES
 
 NBODY_CHANNELS = 4, 5
 _IMAGENET_CLASSES = 1000
@@ -30,24 +31,25 @@ class Samples:
 
 def describe_samples(config: RunConfig) -> Samples:
     """The shape of a sample: from the options of the recipe where they tell it, else from the dataset, then opened."""
-    found = _from_options(config.data).get(config.data.name, functools.partial(_open, config))()
+    found = _from_options(config).get(config.data.name, functools.partial(_open, config))()
     count = config.data.train_samples()
     return found if count is None else replace(found, count=count)
 
 
 def tells_shape(config: RunConfig) -> bool:
     """Return whether the options of a recipe tell the shape of a sample, so that no dataset is opened for it."""
-    return config.data.name in _from_options(config.data)
+    return config.data.name in _from_options(config)
 
 
-def _from_options(data: Any) -> dict[str, Callable[[], Samples]]:
+def _from_options(config: RunConfig) -> dict[str, Callable[[], Samples]]:
+    data: Any = config.data
     return {
         "digits": lambda: _images((1, 8, 8), 10),
         "mnist": lambda: _images((1, 28, 28), 10),
         "cifar10": lambda: _images((3, 32, 32), 10),
         "synthetic": lambda: _images(data.shape, data.classes),
         "images": lambda: _image_tree(data),
-        "nbody": lambda: _volumes(data.crop),
+        "nbody": lambda: _volumes(data.crop, DTYPES[config.precision] if data.rounded else torch.float32),
     }
 
 
@@ -68,8 +70,9 @@ def _image_tree(data: Any) -> Samples:
     return replace(found, notes=(note,))
 
 
-def _volumes(crop: int) -> Samples:
+def _volumes(crop: int, dtype: torch.dtype) -> Samples:
     inputs, targets = (torch.empty((1, channels, crop, crop, crop), device="meta") for channels in NBODY_CHANNELS)
+    inputs = inputs.to(dtype)
     return Samples(inputs, targets, {"input_shape": tuple(inputs.shape[1:])})
 
 

@@ -14,6 +14,8 @@ from tutti.errors import LaunchError
 from tutti.ranks.cores import Binding, bind, threads_per_rank
 from tutti.ranks.placement import Placement
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the precision of a recipe
+
 
 def choose_device(config: RuntimeConfig, placement: Placement) -> torch.device:
     """Select the GPU of this rank, or the CPU if there is none or the recipe asks for it."""

@@ -140,17 +140,22 @@ def _go_back(folder: RunFolder, resume: Path | None, manifest: Manifest | None) 
 def build_data(config: RunConfig, placement: Placement, device: torch.device) -> tuple[Any, Any]:
     """The recipe's training and validation data."""
     factory, options = config.data.locate(), config.data.options()
-    offered = {"device": device, "local_ranks": placement.local_size}
+    offered = offered_to_data(config, placement, device)
     train_data = call(factory, "data", options, split="train", **offered)
     return train_data, call(factory, "data", options, split="valid", **offered)
 
 
+def offered_to_data(config: RunConfig, placement: Placement, device: torch.device) -> dict[str, Any]:
+    """What a dataset is given besides its options, where it has parameters of these names."""
+    return {"device": device, "local_ranks": placement.local_size, "precision": config.precision}
+
+
 def build_valid_sets(config: RunConfig, placement: Placement, device: torch.device, train_data: Any) -> dict[str, Any]:
     """The further validation data of a recipe, by name."""
-    offered = {"split": "valid", "device": device, "local_ranks": placement.local_size}
+    offered = offered_to_data(config, placement, device)
     found = {}
     for name, data in config.valid_sets().items():
-        found[name] = call(data.locate(), f"valid.{name}", data.options(), **offered)
+        found[name] = call(data.locate(), f"valid.{name}", data.options(), split="valid", **offered)
         check_classes(train_data, found[name])
     return found
 

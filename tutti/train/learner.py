@@ -18,7 +18,7 @@ from tutti.parallel.batch_statistics import BatchStatistics
 from tutti.parallel.ddp import without_sync, wrap_model
 from tutti.parallel.dropout import DropoutMasks
 from tutti.parallel.mesh import Mesh
-from tutti.ranks.device import applies, seed_pass
+from tutti.ranks.device import DTYPES, applies, seed_pass
 from tutti.ranks.group import Group
 from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import Meter, Metrics, count_samples
@@ -64,13 +64,9 @@ class Pass(nn.Module):
         return outputs.detach() if isinstance(outputs, torch.Tensor) else outputs, loss
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """The precision of a recipe, for forward passes."""
-    dtype = _DTYPES.get(precision)
-    return torch.autocast(device.type, dtype) if dtype else nullcontext()
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, DTYPES[precision])
 
 
 Silence = Callable[[], AbstractContextManager[None]]

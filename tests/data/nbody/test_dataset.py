@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tutti.config.layout import Layout
+from tutti.config.load import resolve
 from tutti.config.parts import NbodyOptions
 from tutti.config.plan import Plan
 from tutti.data.loader import Loader
@@ -19,6 +20,8 @@ from tutti.data.nbody.dataset import NbodyCrops, choose_source, nbody
 from tutti.data.nbody.sources import Choices
 from tutti.data.order import Draws, SampleOrder
 from tutti.errors import DataError
+from tutti.ranks.environments import discover
+from tutti.train.build import build_data
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SIDE, CROP = 8, 4
@@ -257,3 +260,31 @@ def test_a_box_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     assert train.read_text() == "precious"
     with pytest.raises(DataError, match="cannot be opened as an HDF5 file"):
         nbody("train", str(train), str(train))
+
+
+@pytest.mark.parametrize("source", ["memory", "disk", "device"])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_inputs_are_rounded_to_the_precision_of_the_run_and_targets_are_not(
+    boxes: dict[str, str], split: str, source: str
+) -> None:
+    ids = torch.arange(6)
+
+    def batch(**options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return opened(split, boxes, source=source, **options).batch(ids, Draws(1, 0, ids) if split == "train" else None)
+
+    inputs, targets = batch()
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
+        rounded, same = batch(precision=precision)
+        assert rounded.dtype == dtype and torch.equal(rounded, inputs.to(dtype))
+        assert same.dtype == torch.float32 and torch.equal(same, targets)
+    assert torch.equal(batch(precision="bf16", rounded=False)[0], inputs)
+
+
+@pytest.mark.parametrize(("words", "dtype"), [((), torch.bfloat16), (("precision=fp32",), torch.float32)])
+def test_a_recipe_gives_its_precision_to_its_data(
+    boxes: dict[str, str], words: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    paths = (f"data.{split}={path}" for split, path in boxes.items())
+    config = resolve("nbody/short_opt", [*paths, f"data.crop={CROP}", *words]).config
+    for data in build_data(config, discover({}), CPU):
+        assert data.batch(torch.arange(2), None)[0].dtype == dtype

@@ -13,9 +13,9 @@ import torch
 from tutti.data.dataset import Part
 from tutti.data.nbody import sources
 from tutti.data.nbody.box import CHANNELS, SCALARS, BoxFile, open_box, read_field
+from tutti.data.nbody.device_source import DeviceSource
 from tutti.data.nbody.sources import (
     Choices,
-    DeviceSource,
     HostSource,
     InMemory,
     Source,
@@ -89,7 +89,7 @@ def memory(threads: int = 1) -> Source:
 
 
 def device(threads: int = 1) -> Source:
-    return DeviceSource(iter(FIELDS.items()), CROP, CPU, compiled=False)
+    return DeviceSource(iter(FIELDS.items()), CROP, CPU)
 
 
 def assert_same(found: Crops, wanted: Crops) -> None:
@@ -151,7 +151,7 @@ def test_a_batch_of_one_and_a_crop_as_large_as_the_box(tmp_path: Path) -> None:
     for source in (
         HostSource(InMemory(FIELDS), SIDE, CPU, 3),
         HostSource(read_disk(box), SIDE, CPU, 3),
-        DeviceSource(iter(FIELDS.items()), SIDE, CPU, compiled=False),
+        DeviceSource(iter(FIELDS.items()), SIDE, CPU),
     ):
         for crops, field in zip(source.crops(choices), FIELDS.values(), strict=True):
             assert np.array_equal(crops[0].numpy(), field)
@@ -210,7 +210,7 @@ def test_a_part_is_cut_from_the_crop_under_its_symmetry(tmp_path: Path, parts: t
         HostSource(InMemory(FIELDS), CROP, CPU, threads=2),
         HostSource(read_disk(box), CROP, CPU, threads=1),
         HostSource(read_disk(packed), CROP, CPU, threads=1),
-        DeviceSource(iter(FIELDS.items()), CROP, CPU, compiled=False),
+        DeviceSource(iter(FIELDS.items()), CROP, CPU),
     ]
     wanted = expected(choices)
     for place in np.ndindex(*parts):

@@ -9,10 +9,12 @@ import torch
 
 from tutti.data.dataset import Part
 from tutti.data.nbody.box import CHANNELS, BoxFile, open_box, read_field
+from tutti.data.nbody.device_source import DeviceSource
 from tutti.data.nbody.make import make_nbody
-from tutti.data.nbody.sources import IDENTITY, Choices, DeviceSource, HostSource, InMemory, Source, read_disk
+from tutti.data.nbody.sources import IDENTITY, Choices, HostSource, InMemory, Source, read_disk
 from tutti.data.order import Draws
 from tutti.errors import DataError
+from tutti.ranks.device import DTYPES
 
 _SYMMETRIES = 48
 _VALIDATION_SEED = 2106_12662  # validation crops are the same in every run
@@ -25,10 +27,19 @@ class NbodyCrops:
     num_classes = None
 
     def __init__(
-        self, source: Source, side: int, crop: int, samples: int, symmetries: bool, vectors: bool, note: str
+        self,
+        source: Source,
+        side: int,
+        crop: int,
+        samples: int,
+        symmetries: bool,
+        vectors: bool,
+        note: str,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._source, self._side, self._crop, self._samples = source, side, crop, samples
         self._symmetries, self._vectors = symmetries, vectors
+        self._dtype = dtype  # of the inputs
         self.note = note  # which source is used, and why
         self.part: Part | None = None
         self.input_shape = (CHANNELS["Nbody"], crop, crop, crop)
@@ -48,7 +59,9 @@ class NbodyCrops:
         symmetries = torch.full_like(ids, IDENTITY)
         if draws is not None and self._symmetries:
             symmetries = draws.integers(0, _SYMMETRIES - 1)
-        return self._source.crops(Choices(corners.numpy(), symmetries.numpy(), self._vectors, self.part))
+        choices = Choices(corners.numpy(), symmetries.numpy(), self._vectors, self.part)
+        inputs, targets = self._source.crops(choices)
+        return inputs.to(self._dtype), targets
 
 
 def nbody(
@@ -63,11 +76,17 @@ def nbody(
     vectors: bool = True,
     box: int = 128,
     make: bool = False,
+    rounded: bool = True,
     device: torch.device | None = None,
     local_ranks: int = 1,
+    precision: str = "fp32",
 ) -> NbodyCrops:
-    """Returns crops of the training or validation box; `box` and `make` apply when a file is missing."""
+    """Returns crops of the training or validation box; `box` and `make` apply when a file is missing.
+
+    With `rounded`, inputs have the numbers of the run's precision, to which the first layer would round them.
+    """
     device = device or torch.device("cpu")
+    dtype = DTYPES[precision] if rounded else torch.float32
     is_train = split == "train"
     samples = train_samples if is_train else valid_samples
     if source == "synthetic":
@@ -77,8 +96,8 @@ def nbody(
         file = open_box(Path(train if is_train else valid), crop)
         kind, why = choose_source(source, file, device, local_ranks)
         side, note = file.side, f"{file.path} ({file.side}^3), source {kind}: {why}"
-        made = _open_source(kind, file, crop, device)
-    return NbodyCrops(made, side, crop, samples, symmetries and is_train, vectors, note)
+        made = _open_source(kind, file, crop, device, dtype)
+    return NbodyCrops(made, side, crop, samples, symmetries and is_train, vectors, note, dtype)
 
 
 def make_missing(train: str, valid: str, box: int) -> None:
@@ -104,7 +123,7 @@ def choose_source(requested: str, file: BoxFile, device: torch.device, local_ran
     return "disk", f"{size:.1f} GiB are too much for the {free:.1f} GiB of free memory of each rank"
 
 
-def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device) -> Source:
+def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device, dtype: torch.dtype) -> Source:
     threads = torch.get_num_threads()
     in_memory = file.bytes if kind == "memory" else file.bytes * max(CHANNELS.values()) // sum(CHANNELS.values())
     if kind != "disk" and in_memory / 2**30 > (free := _free_memory_gib()):
@@ -116,7 +135,7 @@ def _open_source(kind: str, file: BoxFile, crop: int, device: torch.device) -> S
         return HostSource(read_disk(file), crop, device, threads)
     fields = ((name, read_field(file, name)) for name in CHANNELS)
     if kind == "device":
-        return DeviceSource(fields, crop, device, compiled=device.type == "cuda")
+        return DeviceSource(fields, crop, device, dtype)
     return HostSource(InMemory(dict(fields)), crop, device, threads)
 
 

@@ -1,10 +1,10 @@
-"""Crops from a box in memory, on disk or on a GPU, with bitwise equal results."""
+"""Crops from a box in memory or on disk, with bitwise equal results, and what a crop is."""
 
 import math
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -330,71 +330,3 @@ def _library(box: BoxFile) -> Read:
 def _window(corner: np.ndarray, sizes: Sequence[int]) -> tuple[slice, ...]:
     """Returns the slices of a crop with all its channels."""
     return slice(None), *(slice(int(start), int(start) + size) for start, size in zip(corner, sizes, strict=True))
-
-
-class DeviceSource:
-    """The whole box on the device: crops are gathered there, and only corners and symmetries are sent to it.
-
-    A crop under a symmetry is a first cell and one signed stride for each axis. The channels of a cell are adjacent
-    in memory, so that reads across the rows of the box are not of single numbers.
-    """
-
-    def __init__(
-        self, fields: Iterator[tuple[str, np.ndarray]], crop: int, device: torch.device, compiled: bool
-    ) -> None:
-        self._fields = {name: _channels_last(field, device) for name, field in fields}
-        self._crop, self._device = crop, device
-        self._gather = torch.compile(gather, dynamic=False) if compiled else gather
-
-    def crops(self, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
-        side = len(self._fields["Nbody"])
-        sizes = tuple(size for _, size in choices.window(self._crop))
-        strides = torch.from_numpy(_first_and_strides(choices, self._crop, side))
-        channels = torch.from_numpy(np.stack([_channels_and_signs(name, choices) for name in CHANNELS]))
-        if self._device.type == "cuda":
-            strides, channels = (t.pin_memory().to(self._device, non_blocking=True) for t in (strides, channels))
-        inputs, targets = (
-            self._gather(field, strides, channels[place, :, :, : CHANNELS[name]], sizes)
-            for place, (name, field) in enumerate(self._fields.items())
-        )
-        return inputs, targets
-
-
-def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Returns crops of a field, samples x channels x sizes, in channels-last memory format."""
-    if field.numel() < 2**31:
-        strides, channels = strides.int(), channels.int()  # faster index arithmetic on a GPU
-    depth, height, width = (torch.arange(size, device=field.device, dtype=strides.dtype) for size in sizes)
-    first, along = strides[:, 0].view(-1, 1, 1, 1), strides[:, 1:].reshape(-1, 3, 1, 1, 1)
-    cells = first + along[:, 0] * depth.view(-1, 1, 1) + along[:, 1] * height.view(-1, 1) + along[:, 2] * width
-    spread = (len(strides), 1, 1, 1, -1)
-    index = cells.unsqueeze(-1) * field.shape[-1] + channels[0].view(spread)
-    return (field.view(-1)[index] * channels[1].view(spread)).permute(0, 4, 1, 2, 3)
-
-
-def _channels_last(field: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copies a field to the device as side^3 x channels, one channel at a time."""
-    stored = torch.empty(*field.shape[1:], len(field), device=device)
-    for channel, values in enumerate(field):
-        stored[..., channel] = torch.from_numpy(values).to(device)
-    return stored
-
-
-def _first_and_strides(choices: Choices, crop: int, side: int) -> np.ndarray:
-    """Returns for each sample the first cell and the strides along the three axes, in cells of the flat field."""
-    strides = np.array([side * side, side, 1])
-    axes, flips = AXES[choices.symmetries], FLIPS[choices.symmetries]
-    along = strides[axes]
-    signed = np.where(flips, -along, along)
-    starts = np.array([start for start, _ in choices.window(crop)])
-    first = choices.corners @ strides + (along * (crop - 1) * flips).sum(1) + (signed * starts).sum(1)
-    return np.concatenate([first[:, None], signed], axis=1)
-
-
-def _channels_and_signs(name: str, choices: Choices) -> np.ndarray:
-    """Returns the source channels and signs of each sample as 2 x samples x 5 (the last of Nbody is not used)."""
-    found = np.zeros((2, len(choices), max(CHANNELS.values())), np.int64)
-    for sample, symmetry in enumerate(choices.symmetries):
-        for channel, pair in enumerate(channel_sources(SCALARS[name], int(symmetry), choices.vectors)):
-            found[:, sample, channel] = pair
-    return found
