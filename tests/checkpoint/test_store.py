@@ -39,7 +39,9 @@ def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
 def test_the_best_epoch_is_kept_besides_the_newest(tmp_path: Path) -> None:
     values = VALUES | {
         "out": str(tmp_path),
-        "optim": {"name": "adam", "lr": 0.3},  # far too high: accuracy goes up and down
+        "batch": {"global": 64, "base": 1},
+        "schedule": {"scaling": "linear", "warmup": "hold", "warmup_epochs": 3},  # then the rate is far too high
+        "optim": {"name": "adam", "lr": 0.02},
         "checkpoint": {"every_epochs": 1, "keep": 1, "best": "accuracy"},
         "epochs": 6,
     }

@@ -53,15 +53,15 @@ def test_the_clock_adds_up_phases_and_leaves_out_what_lies_between_steps(turn: C
     timer = HostTimer()
     for _ in range(3):
         step(timer, turn, between=7.0)
-    assert timer.lap(3) == timed(3.0, 6.0, 9.0, 1.5, 0.75)
-    assert set(timer.lap(0).values()) == {0.0}, "a lap begins anew"
+    assert timer.close(3)() == timed(3.0, 6.0, 9.0, 1.5, 0.75)
+    assert set(timer.close(0)().values()) == {0.0}, "a window begins anew"
 
 
 def test_the_stream_counts_from_the_end_of_one_step_to_that_of_another(turn: Callable[[float], None]) -> None:
     timer = StreamTimer()
     for _ in range(4):
         step(timer, turn)
-    assert timer.lap(4) == pytest.approx(timed(4, 8, 12, 2, 1))
+    assert timer.close(4)() == pytest.approx(timed(4, 8, 12, 2, 1))
 
 
 def test_every_so_many_steps_one_stands_for_the_others(turn: Callable[[float], None]) -> None:
@@ -69,7 +69,7 @@ def test_every_so_many_steps_one_stands_for_the_others(turn: Callable[[float], N
     for number in range(50):
         step(timer, turn, between=5.0 if number % 10 == 5 else 0.0)
     phases = timed(50, 100, 150, 25, 12.5)
-    assert timer.lap(50) == pytest.approx(phases)
+    assert timer.close(50)() == pytest.approx(phases)
     assert len(timer._spare) == 5 * 5 + 5, "five steps are marked, and the end of every step before one that is"
 
 
@@ -80,20 +80,20 @@ def test_a_checkpoint_between_two_steps_is_no_waiting_for_data(turn: Callable[[f
     turn(60.0)
     timer.paused()
     step(timer, turn)
-    assert timer.lap(3)[StepPart.DATA] == pytest.approx(3)
+    assert timer.close(3)()[StepPart.DATA] == pytest.approx(3)
 
 
 def test_a_window_of_one_step_tells_all_but_its_batch(turn: Callable[[float], None]) -> None:
     timer = StreamTimer()
     step(timer, turn)
-    assert timer.lap(1) == pytest.approx(timed(0, 2, 3, 0.5, 0.25))
-    assert set(timer.lap(0).values()) == {0.0}
+    assert timer.close(1)() == pytest.approx(timed(0, 2, 3, 0.5, 0.25))
+    assert set(timer.close(0)().values()) == {0.0}
 
 
 def test_a_run_may_go_without() -> None:
     timer = make_timer(torch.device("cpu"), LogConfig(phases=False))
     assert isinstance(timer, NoTimer)
-    assert timer.lap(5) == {}
+    assert timer.close(5)() == {}
 
 
 def test_the_rank_that_comes_last_tells_what_the_exchange_takes_and_the_others_wait() -> None:
@@ -111,3 +111,14 @@ def test_one_rank_waits_for_nobody() -> None:
     told = combine([dict.fromkeys(TIMED, 1.0) | {StepPart.COMMUNICATION: 0.0}], 5.0)
     assert "communication_share" not in told
     assert told["rest_seconds"] == 1.0
+
+
+def test_a_window_may_be_read_while_the_next_is_marked(turn: Callable[[float], None]) -> None:
+    timer = StreamTimer()
+    for _ in range(4):
+        step(timer, turn)
+    read = timer.close(4)
+    step(timer, turn)
+    assert read() == pytest.approx(timed(4, 8, 12, 2, 1))
+    step(timer, turn)
+    assert timer.close(2)() == pytest.approx(timed(2, 4, 6, 1, 0.5))

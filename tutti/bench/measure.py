@@ -155,13 +155,13 @@ def _block(
         step = agreed(session.group, functools.partial(_begin, workload, phase, stack))
         session.group.sum(torch.zeros(1))  # a barrier
         workload.settle(phase)
-        workload.learner.timer.lap(0)
+        workload.learner.timer.close(0)
         began = clock()
         for _ in range(steps):
             step()
         workload.synchronise()
         taken = (clock() - began) / steps
-    parts = workload.learner.timer.lap(steps)
+    parts = workload.learner.timer.close(steps)()
     return taken, {part: value / steps for part, value in parts.items()}
 
 

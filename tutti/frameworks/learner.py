@@ -144,7 +144,7 @@ def _square_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 class KerasLearner:
     """`model` is what is saved; `compiled` has the same layers and is compiled, for `fit` and `evaluate`."""
 
-    reports_phases = False
+    reports_phases = runs_ahead = False
 
     def __init__(self, config: RunConfig, plan: Plan, input_shape: tuple[int, ...], num_classes: int) -> None:
         _seed(config.seed)  # the same first weights on every rank
@@ -205,19 +205,19 @@ class KerasLearner:
         return [next(metric for metric in self.compiled.metrics if metric.name == "loss"), *self.metrics]
 
     def totals(self) -> torch.Tensor:
-        """The totals of the training steps since they were cleared."""
+        """The totals of the training steps since they were taken."""
         return self._measured() + self._carried
 
-    def clear_totals(self) -> None:
-        """Set the totals to zero."""
-        self._clear_measures()
-        self._carried.zero_()
+    def take_totals(self) -> Callable[[], torch.Tensor]:
+        """Set the totals to zero; returns a function that gives what they were."""
+        found = self.totals()
+        self.put_totals([], is_first=False)
+        return lambda: found
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         """Restore totals: the given ones on rank 0, zeros on other ranks."""
-        self.clear_totals()
-        if is_first:
-            self._carried = torch.tensor(totals, dtype=torch.float64)
+        self._clear_measures()
+        self._carried = torch.tensor(totals, dtype=torch.float64) if is_first else torch.zeros_like(self._carried)
 
     def take_squares(self) -> dict[int, list[float]]:
         """The squared gradient of this rank's samples and of the whole batch by step, since they were taken."""

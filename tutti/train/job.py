@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,10 +23,11 @@ from tutti.ranks.hang_detection import Monitor
 from tutti.runs.folder import RunFolder
 from tutti.runs.journal import Journal
 from tutti.runs.metrics import LineLog
-from tutti.runs.step_parts import TIMED, StepPart
+from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import weighted_means
 from tutti.train.progress import LearnerType, Patience, SkippedFiles, TrainingProgress, make_noise_log
 from tutti.train.timing import Clock, Stragglers, combine
+from tutti.train.window import ClosedWindow, find_first_bad, phases_by_rank
 
 
 class Job(TrainingProgress, Generic[LearnerType]):
@@ -59,6 +60,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._batches: Iterator[RankBatch] = iter(())
         self._order = loader.order.copy()  # the loader may be in another epoch already
         self._losses: list[Any] = []  # of the steps in the window, to name a bad one; not read before
+        self._closed: ClosedWindow | None = None  # the window before it, while it is not written
         self._epoch_loss = [0.0, 0.0]  # sum and samples over all ranks
         self._epoch_seconds, self._epoch_steps = 0.0, 0
         self.later_steps: list[int] = []  # of checkpoints that the next save removes
@@ -100,7 +102,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """This rank's batches to the end of the run; the time spent waiting for them is measured."""
         self.clock.start()
         timer = self.learner.timer
-        timer.lap(0)  # of the dry run
+        timer.close(0)  # of the dry run
         while self.goes_on():
             self._at(StepPart.DATA, self.step + 1)
             timer.begin()
@@ -136,22 +138,34 @@ class Job(TrainingProgress, Generic[LearnerType]):
         return self.schedule.lr_at(self.step)
 
     def end_step(self, loss: Any) -> None:
-        """Count a step; its loss, on whatever device, is not read."""
+        """Count a step, whose loss is not read, and write the window that ended before it; every rank enters."""
         self._losses.append(loss)
         self.step += 1
+        self._write_closed()
 
     def log(self) -> None:
-        """Write the means of the window that ends here; every rank enters."""
+        """End a window with this step, and write its means, or leave that to the end of the next; every rank enters.
+
+        Reading a window waits until a GPU has computed it. If the next step is queued before, the GPU has work then.
+        """
+        phases = self.learner.timer.close(len(self._losses))
+        self._closed = ClosedWindow(self.step, self.epoch, self._losses, self.learner.take_totals(), phases)
+        self._losses = []
+        if self._noise or not (self.learner.runs_ahead and self.next_step_only_trains):
+            self._write_closed()
+
+    def _write_closed(self) -> None:
+        """Write the means of the window that has ended, if there is one; every rank enters."""
+        window, self._closed = self._closed, None
+        if window is None:
+            return
         self._at(StepPart.LOGGING, self.step)
         count = len(self.learner.names)
-        totals = self._sum_window(with_phases=True)
+        totals = self._sum(window.read(self.group.rank, self.group.world_size))
         values = weighted_means(self.learner.names, totals)
-        self._check_finite(values["loss"])
-        steps = len(self._losses)
-        self.learner.clear_totals()
-        self._losses.clear()
-        self._epoch_loss[0] += totals[0]
-        self._epoch_loss[1] += totals[count]
+        self._check_finite(values["loss"], window.losses, window.step)
+        steps = len(window.losses)
+        self._epoch_loss = [self._epoch_loss[0] + totals[0], self._epoch_loss[1] + totals[count]]
         seconds, waited = self.clock.lap()
         self._epoch_seconds += seconds
         self._epoch_steps += steps
@@ -159,10 +173,10 @@ class Job(TrainingProgress, Generic[LearnerType]):
         phases = self._compare_ranks(totals[2 * count :], steps, seconds)
         self.journal.write(
             "step",
-            step=self.step,
-            epoch=self.epoch,
+            step=window.step,
+            epoch=window.epoch,
             **values,
-            lr=self.schedule.lr_at(self.step - 1),
+            lr=self.schedule.lr_at(window.step - 1),
             samples_per_second=self.rates[-1],
             seconds=seconds,
             **({"data_seconds": waited, "data_share": waited / seconds} | phases),
@@ -229,12 +243,13 @@ class Job(TrainingProgress, Generic[LearnerType]):
         """Save a checkpoint; a disk that is full costs this checkpoint, not the run. Every rank enters."""
         if self._saved_step == self.step:
             return
+        self._write_closed()
         self._at(StepPart.CHECKPOINT, self.step)
         began = time.monotonic()
         with self.clock.paused("checkpoints"):
             self.learner.combine_ranks(self.group)
-            totals = self._sum_window()
-            self._check_finite(totals[0])
+            totals = self._sum([self.learner.totals()])
+            self._check_finite(totals[0], self._losses, self.step)
             self.learner.put_totals(totals, self.group.is_first)
             self._skipped.count()
             try:
@@ -355,28 +370,18 @@ class Job(TrainingProgress, Generic[LearnerType]):
             **({} if self._is_validated else {"unvalidated": True}),
         }
 
-    def _sum_window(self, with_phases: bool = False) -> list[float]:
-        """The totals of the window, then its phases, over all ranks; the noise scale is written. Every rank enters."""
-        own = [self.learner.totals()]  # first: a GPU has then done the work that the phases are of
-        own += [self._own_phases()] if with_phases else []
+    def _sum(self, own: list[torch.Tensor]) -> list[float]:
+        """What ranks have measured, added up over them; the noise scale is written. Every rank enters."""
         if self._noise:
             own.append(torch.tensor(self._noise.share(self.learner.take_squares()), dtype=torch.float64))
         sums = self.group.sum(torch.cat(own)).tolist()
         return self._noise.write(sums) if self._noise else sums
 
-    def _own_phases(self) -> torch.Tensor:
-        """This rank's seconds by phase since the last log, at its place in a row of zeros; empty if none are kept."""
-        own = list(self.learner.timer.lap(len(self._losses)).values())
-        row = [0.0] * (len(own) * self.group.world_size)
-        row[self.group.rank * len(own) : (self.group.rank + 1) * len(own)] = own
-        return torch.tensor(row, dtype=torch.float64)
-
     def _compare_ranks(self, phases: list[float], steps: int, seconds: float) -> dict[str, float]:
         """Where the time of a window went, from the phases of all ranks; a slow one is named."""
-        if not phases:
+        rows = phases_by_rank(phases)
+        if not rows:
             return {}
-        cuts = range(0, len(phases), len(TIMED))
-        rows = [dict(zip(TIMED, phases[cut : cut + len(TIMED)], strict=True)) for cut in cuts]
         own = [row[StepPart.DATA] + row[StepPart.FORWARD] for row in rows]
         for line in self.stragglers.compare(own, steps, seconds, self.step):
             self.journal.say(line)
@@ -387,12 +392,9 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._is_cut = self.monitor.stop_reason is not None
         return not self._is_cut
 
-    def _check_finite(self, loss: float) -> None:
-        """Stop where the loss of the window is not a finite number, and name its first step; every rank enters."""
+    def _check_finite(self, loss: float, losses: Sequence[Any], last_step: int) -> None:
+        """Stop where the loss of a window is not a finite number, and name its first step; every rank enters."""
         if math.isfinite(loss):
             return
-        first = self.step - len(self._losses)
-        bad = next((first + i for i, value in enumerate(self._losses) if not math.isfinite(float(value))), None)
-        found = [(step, rank) for rank, step in enumerate(self.group.gather(bad)) if step is not None]
-        bad_step, rank = min(found, default=(self.step - 1, self.group.rank))
+        bad_step, rank = find_first_bad(losses, last_step, self.group)
         raise self._diverged(loss, bad_step + 1, rank, self._order.rank_ids(bad_step, rank).tolist())

@@ -93,6 +93,7 @@ class TorchLearner:
     ) -> None:
         device = mesh.device
         self.names = ("loss", *metrics)
+        self.runs_ahead = device.type == "cuda"
         self.timer = make_timer(device, config.log)
         self._at = at  # is called where a phase of a step begins
         self._step = 0  # the step that is made, counted from 1
@@ -254,9 +255,9 @@ class TorchLearner:
         """The totals of the training steps since they were cleared; waits until a GPU has computed them."""
         return self._window.totals()
 
-    def clear_totals(self) -> None:
-        """Set the totals to zero."""
-        self._window.clear()
+    def take_totals(self) -> Callable[[], torch.Tensor]:
+        """Set the totals to zero; returns a function that gives what they were, and waits for a GPU."""
+        return self._window.take()
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         """Hold given totals on rank 0 and zeros elsewhere."""

@@ -36,6 +36,22 @@ class Meter:
         sums = torch.stack(self._sums).cpu()
         return torch.cat([sums, torch.tensor(self._weights, dtype=torch.float64)])
 
+    def take(self) -> Callable[[], torch.Tensor]:
+        """Set the totals to zero; returns a function that gives what they were, and waits for a GPU."""
+        sums, weights = torch.stack(self._sums), torch.tensor(self._weights, dtype=torch.float64)
+        self.clear()
+        if not sums.is_cuda:
+            return lambda: torch.cat([sums, weights])
+        on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True).copy_(sums, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> torch.Tensor:
+            copied.synchronize()
+            return torch.cat([on_host, weights])
+
+        return wait
+
     def clear(self) -> None:
         """Set all sums and weights to zero."""
         for value in self._sums:

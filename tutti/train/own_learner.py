@@ -28,6 +28,7 @@ from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.own_step import Stateful, StepValues
 from tutti.train.timing import NoTimer, StepTimer
+from tutti.train.window import taken
 
 
 def _models(kept: Mapping[str, Stateful]) -> dict[str, nn.Module]:
@@ -42,6 +43,7 @@ class OwnLearner:
     """The models and optimizers of a script, as a job saves and restores them, and the values that it logs."""
 
     reports_phases = True
+    runs_ahead = False  # a script may read what its steps have computed
     biases: tuple[str, ...] = ()
 
     def __init__(self, kept: Mapping[str, Stateful], plan: Plan, group: Group, device: torch.device) -> None:
@@ -83,9 +85,9 @@ class OwnLearner:
         """The sums of the values over this rank's samples, then their weights."""
         return self._values.totals()
 
-    def clear_totals(self) -> None:
-        """Set the totals to zero."""
-        self._values.clear()
+    def take_totals(self) -> Callable[[], torch.Tensor]:
+        """Set the totals to zero; returns a function that gives what they were."""
+        return taken(self._values)
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         """Hold given totals on rank 0 and zeros elsewhere."""

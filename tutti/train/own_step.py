@@ -27,6 +27,7 @@ from tutti.runs.step_parts import StepPart
 from tutti.train.learner import Silence, TorchLearner
 from tutti.train.metrics import Metrics
 from tutti.train.timing import NoTimer
+from tutti.train.window import taken
 
 if TYPE_CHECKING:
     from tutti.parallel.shard import ShardedModel
@@ -287,7 +288,7 @@ class StepLearner(TorchLearner):
     ) -> None:
         super().__init__(config, plan, group, mesh, model, criterion, optimizers, metrics, at)
         assert config.step is not None
-        self.timer = NoTimer()
+        self.timer, self.runs_ahead = NoTimer(), False  # a function may read what its steps have computed
         self._function = functools.partial(config.step.locate(), **config.step.options())
         self._run = RecipeStep(config, plan, schedule, group, mesh.device, model)
         self._values = StepValues(self.names, plan.per_rank_batch, mesh.device)
@@ -345,8 +346,8 @@ class StepLearner(TorchLearner):
     def totals(self) -> torch.Tensor:
         return self._values.totals()
 
-    def clear_totals(self) -> None:
-        self._values.clear()
+    def take_totals(self) -> Callable[[], torch.Tensor]:
+        return taken(self._values)
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
         self._values.put(totals, is_first)

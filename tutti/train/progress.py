@@ -39,6 +39,7 @@ class Learner(Protocol):
     names: tuple[str, ...]  # of the totals: loss, then the metrics
     timer: StepTimer
     reports_phases: bool  # whether its steps report their phases, which puts a deadline on each
+    runs_ahead: bool  # whether a step is only queued when it ends, and computed later
 
     @property
     def model(self) -> Any:
@@ -66,8 +67,8 @@ class Learner(Protocol):
         """The totals of the training steps since they were cleared; waits until a GPU has computed them."""
         ...
 
-    def clear_totals(self) -> None:
-        """Set the totals to zero."""
+    def take_totals(self) -> Callable[[], torch.Tensor]:
+        """Set the totals to zero; returns a function that gives what they were, and waits for a GPU."""
         ...
 
     def put_totals(self, totals: Sequence[float], is_first: bool) -> None:
@@ -220,6 +221,11 @@ class TrainingProgress:
         """Whether a log window ends with a step: the first, every Nth, and the last of an epoch and of the run."""
         ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
         return step == 1 or ends or step % self.config.log.every_steps == 0
+
+    @property
+    def next_step_only_trains(self) -> bool:
+        """Whether no checkpoint, validation or line of the log is due before the end of the next step."""
+        return not (self.epoch_ends or self.saves_now or self.logs_after(self.step + 1))
 
     @property
     def saves_before_validation(self) -> bool:

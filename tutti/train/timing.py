@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -62,6 +62,9 @@ _PAUSE = "pause"
 _SAMPLES = 5  # steps of a log window that are marked on a GPU, where marks keep kernels apart
 
 
+Phases = Callable[[], dict[StepPart, float]]
+
+
 class StepTimer(Protocol):
     """Marks between the parts of a step."""
 
@@ -77,8 +80,8 @@ class StepTimer(Protocol):
         """What has passed since the last mark belongs to this part of the step."""
         ...
 
-    def lap(self, steps: int) -> dict[StepPart, float]:
-        """Seconds of the steps since the last lap by part; a GPU must have done its work."""
+    def close(self, steps: int) -> Phases:
+        """End a window of steps; returns a function that gives its seconds by part, when a GPU has done its work."""
         ...
 
 
@@ -98,8 +101,8 @@ class NoTimer:
 
     def ended(self, part: StepPart) -> None: ...
 
-    def lap(self, steps: int) -> dict[StepPart, float]:
-        return {}
+    def close(self, steps: int) -> Phases:
+        return dict
 
 
 class HostTimer:
@@ -120,9 +123,9 @@ class HostTimer:
         self._seconds[part] += now - self._last
         self._last = now
 
-    def lap(self, steps: int) -> dict[StepPart, float]:
+    def close(self, steps: int) -> Phases:
         seconds, self._seconds = self._seconds, dict.fromkeys(TIMED, 0.0)
-        return seconds
+        return lambda: seconds
 
 
 class StreamTimer:
@@ -152,14 +155,17 @@ class StreamTimer:
             self._mark(_PAUSE)
         self._step += ends_step
 
-    def lap(self, steps: int) -> dict[StepPart, float]:
+    def close(self, steps: int) -> Phases:
+        marks, self._marks, self._step = self._marks, [], 0
+        return lambda: self._read(marks, steps)
+
+    def _read(self, marks: list[tuple[str, torch.cuda.Event]], steps: int) -> dict[StepPart, float]:
         seconds: dict[str, float] = dict.fromkeys((*TIMED, _PAUSE), 0.0)
-        for (_, began), (part, event) in itertools.pairwise(self._marks):
+        for (_, began), (part, event) in itertools.pairwise(marks):
             seconds[part] += began.elapsed_time(event) / 1000
-        marked = sum(part == TIMED[-1] for part, _ in self._marks)
-        waited = sum(part == TIMED[0] for _, (part, _) in itertools.pairwise(self._marks))  # the first has no begin
-        self._spare += [event for _, event in self._marks]
-        self._marks, self._step = [], 0
+        marked = sum(part == TIMED[-1] for part, _ in marks)
+        waited = sum(part == TIMED[0] for _, (part, _) in itertools.pairwise(marks))  # the first has no begin
+        self._spare += [event for _, event in marks]
         clocked = dict.fromkeys(TIMED, marked) | {TIMED[0]: waited}
         return {part: seconds[part] * steps / max(1, clocked[part]) for part in TIMED}
 
