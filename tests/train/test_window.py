@@ -67,7 +67,7 @@ def is_clocked(key: str) -> bool:
 def test_a_run_that_is_ahead_writes_the_same_lines(
     tmp_path: Path, save_every: int | None, late: int, request: pytest.FixtureRequest
 ) -> None:
-    """Windows end with steps 1, 5, 10, 14, 15, 20, 25 and 28, epochs with 14 and 28; before a checkpoint none is late."""
+    """Windows end with steps 1, 5, 10, 14, 15, 20, 25 and 28, epochs with 14 and 28; none is late before a save."""
     words = () if save_every is None else (f"checkpoint.every_steps={save_every}",)
     expected = trained(tmp_path / "plain", *words)
     written = request.getfixturevalue("runs_ahead")
