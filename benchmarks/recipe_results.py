@@ -10,10 +10,11 @@ Claim: none is tested; the program writes the results that the docs state, each 
   a ramp over two epochs, and with the unscaled rate held for one and for two epochs (`schedule.warmup: hold`).
 
 Each run is a process; --at-once of them share the GPU, on which processes take turns: on an H200 six runs of CIFAR-10
-at once took 200 s for 24 epochs of the smallest network. All cases begin with the first seed, then the next seed
-follows: where --seconds end before all runs, every case has about as many seeds. A run that would not end in time, as
-an earlier one of its case shows, is not begun; one that is cut off is left out, and said. Times are those of a shared
-GPU.
+at once took 200 s for 24 epochs of the smallest network. Under NVIDIA's MPS they compute side by side: start it with
+`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d`, and let more of them run. All cases begin with
+the first seed, then the next seed follows: where --seconds end before all runs, every case has about as many seeds. A
+run that would not end in time, as an earlier one of its case shows, is not begun; one that is cut off is left out, and
+said. Times are those of a shared GPU.
 
     TUTTI_DATA=data python benchmarks/recipe_results.py --only cifar10 warmup --out cifar.json
     python benchmarks/recipe_results.py --only nbody --out nbody.json
@@ -302,7 +303,7 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
     device = gpu_measure.find_gpu()
     facts = measure.conditions(
         device=gpu_measure.device_name(device), at_once=args.at_once, box=args.box, samples=args.samples,
-        compiled=args.compile, ranks=1, trials=args.seeds, tiny=args.tiny,
+        compiled=args.compile, ranks=1, trials=args.seeds, tiny=args.tiny, mps="CUDA_MPS_PIPE_DIRECTORY" in os.environ,
     )  # fmt: skip
     runs: list[dict[str, Any]] = []
     problems: list[dict[str, Any]] = []
