@@ -11,10 +11,11 @@ Claim: none is tested; the program writes the results that the docs state, each 
 
 Each run is a process; --at-once of them share the GPU, on which processes take turns: on an H200 six runs of CIFAR-10
 at once took 200 s for 24 epochs of the smallest network. Under NVIDIA's MPS they compute side by side: start it with
-`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d`, and let more of them run. All cases begin with
-the first seed, then the next seed follows: where --seconds end before all runs, every case has about as many seeds. A
-run that would not end in time, as an earlier one of its case shows, is not begun; one that is cut off is left out, and
-said. Times are those of a shared GPU.
+`export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps; nvidia-cuda-mps-control -d`, and let more of them run, but not nbody beside
+the small networks of cifar10, whose kernels then wait for those of the U-Net: nine runs of both at once took 300 s for
+the smallest network. All cases begin with the first seed, then the next seed follows, which gives way under MPS: where
+--seconds end before all runs, every case has about as many seeds. A run that would not end in time, as an earlier one
+of its case shows, is not begun; one that is cut off is left out, and said. Times are those of a shared GPU.
 
     TUTTI_DATA=data python benchmarks/recipe_results.py --only cifar10 warmup --out cifar.json
     python benchmarks/recipe_results.py --only nbody --out nbody.json
@@ -93,7 +94,7 @@ def make_cases(args: argparse.Namespace, data: Path) -> list[Case]:
             name = f"batch {batch:,}, " + (f"{kind} {epochs}" if epochs else "no warm-up")
             given = (f"schedule.warmup_epochs={epochs}", f"schedule.warmup={kind}") if epochs else ()
             cases.append(Case("warmup", name, "mnist", plain + given))
-    return [case for case in cases if case.group in args.only]
+    return [case for case in cases if case.group in args.only and case.name in (args.cases or (case.name,))]
 
 
 def shrink(case: Case) -> Case:
@@ -111,11 +112,13 @@ def shrink(case: Case) -> Case:
 # One run.
 
 
-def train(case: Case, seed: int, folder: Path, extra: Sequence[str]) -> None:
-    """Trains one run in a process of its own, and writes its curve to a file."""
+def train(case: Case, seed: int, folder: Path, extra: Sequence[str], gives_way: bool) -> None:
+    """Trains one run in a process of its own, and writes its curve to a file; under MPS it may give way to others."""
     with open(folder.with_suffix(".log"), "w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    if gives_way:
+        os.environ["CUDA_MPS_CLIENT_PRIORITY"] = "1"  # below that of others
     overrides = [*case.overrides, *PLAIN, *extra, f"seed={seed}", f"out={folder}"]
     outcome = run_rank(TorchFramework(), resolve(case.recipe, overrides).config, discover({}))
     events = [json.loads(line) for line in outcome.folder.metrics.read_text().splitlines()]
@@ -168,7 +171,7 @@ def run_all(cases: Sequence[Case], args: argparse.Namespace, folder: Path, until
                     yield {"case": case.name, "seed": seed, "problem": "not begun: it would not end in time"}
                     continue
                 place = folder / f"{case.group}-{cases.index(case)}-{seed}"
-                process = context.Process(target=train, args=(case, seed, place, args.override))
+                process = context.Process(target=train, args=(case, seed, place, args.override, seed > seeds[0]))
                 process.start()
                 running.append(Running(case, seed, place, process))
             multiprocessing.connection.wait([run.process.sentinel for run in running], timeout=1.0)
@@ -348,6 +351,7 @@ def parse() -> argparse.Namespace:
     )
     groups = ["cifar10", "nbody", "warmup"]
     parser.add_argument("--only", nargs="+", choices=groups, default=groups, help="groups of cases")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="of these groups, the cases with these names")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each case")
     parser.add_argument("--first-seed", type=int, default=0, help="the others follow it; for further calls")
     parser.add_argument("--seconds", type=float, default=540, help="time for everything")

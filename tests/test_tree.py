@@ -10,7 +10,7 @@ import pytest
 from conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "tutti"
-MOST_MODULES = 360
+MOST_MODULES = 359
 MOST_IN_A_FOLDER = 20
 MOST_LINES = 400
 LONGER: dict[str, str] = {  # modules above MOST_LINES, with the reason

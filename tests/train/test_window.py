@@ -14,11 +14,11 @@ from tutti.ranks.hang_detection import Monitor
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner
-from tutti.train.metrics import Meter
+from tutti.train.metrics import Meter, taken
 from tutti.train.own_step import StepValues
 from tutti.train.run import run_rank
+from tutti.train.timing import ClosedWindow, find_first_bad
 from tutti.train.torch import TorchFramework
-from tutti.train.window import ClosedWindow, find_first_bad, taken
 
 CPU = torch.device("cpu")
 CLOCKED = ("time", "samples_per_second")  # and what ends in one of the next

@@ -26,8 +26,7 @@ from tutti.runs.metrics import LineLog
 from tutti.runs.step_parts import StepPart
 from tutti.train.metrics import weighted_means
 from tutti.train.progress import LearnerType, Patience, SkippedFiles, TrainingProgress, make_noise_log
-from tutti.train.timing import Clock, Stragglers, combine
-from tutti.train.window import ClosedWindow, find_first_bad, phases_by_rank
+from tutti.train.timing import Clock, ClosedWindow, Stragglers, combine, find_first_bad, phases_by_rank
 
 
 class Job(TrainingProgress, Generic[LearnerType]):

@@ -1,7 +1,7 @@
 """Losses and metrics by name, and their running sums over samples, kept on each rank without a synchronisation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +74,21 @@ class Meter:
         else:
             self._sums[index].add_(value, alpha=samples * self._share)
         self._weights[index] += samples * self._share
+
+
+class Sums(Protocol):
+    """Sums of values over steps."""
+
+    def totals(self) -> torch.Tensor: ...
+
+    def clear(self) -> None: ...
+
+
+def taken(sums: Sums) -> Callable[[], torch.Tensor]:
+    """Set sums to zero; returns a function that gives what they were."""
+    found = sums.totals()
+    sums.clear()
+    return lambda: found
 
 
 def weighted_means(names: Sequence[str], totals: Sequence[float]) -> dict[str, float]:

@@ -26,9 +26,9 @@ from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
+from tutti.train.metrics import taken
 from tutti.train.own_step import Stateful, StepValues
 from tutti.train.timing import NoTimer, StepTimer
-from tutti.train.window import taken
 
 
 def _models(kept: Mapping[str, Stateful]) -> dict[str, nn.Module]:

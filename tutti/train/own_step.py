@@ -25,9 +25,8 @@ from tutti.ranks.group import Group
 from tutti.runs.files import write_durably
 from tutti.runs.step_parts import StepPart
 from tutti.train.learner import Silence, TorchLearner
-from tutti.train.metrics import Metrics
+from tutti.train.metrics import Metrics, taken
 from tutti.train.timing import NoTimer
-from tutti.train.window import taken
 
 if TYPE_CHECKING:
     from tutti.parallel.shard import ShardedModel
