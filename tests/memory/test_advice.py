@@ -1,6 +1,7 @@
 """Only what surely fits is said to fit; settings are tried in the order of their cost."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from tutti.memory.advice import GIB, describe, expected_peak, judge_fit, make_me
 from tutti.memory.rank import Prediction
 from tutti.units import size
 
-KINDS = {"batch": 0}
+KINDS = {"batch": 0, "data": 0}
 RECIPE = ["nbody", "data.crop=32", "model.width=8", "model.depth=3", "batch.global=256", "speed.fold=false"]
 
 
@@ -34,6 +35,12 @@ def test_what_was_measured_on_a_gpu_is_never_said_to_fit_in_less() -> None:
     # MiB predicted, and in use on an H200: ResNet-50 of 32 and 128 images, the U-Net of 64 crops; float32 and bf16.
     for predicted, in_use in ((2948, 4914), (10867, 13783), (1694, 2633), (5791, 7055), (7647, 10743), (5068, 6641)):
         assert needed_bytes(prediction(predicted / 1024))[1] >= in_use << 20
+
+
+def test_a_box_on_the_gpu_has_no_share_in_the_overhead_of_the_allocator() -> None:
+    box = 10 * GIB
+    with_box = replace(prediction(10 + 2), kinds=KINDS | {"data": box})
+    assert needed_bytes(with_box) == tuple(each + box for each in needed_bytes(prediction(2)))
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:

@@ -10,7 +10,7 @@ import torch
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 from tutti.memory.prediction import predict
-from tutti.memory.rank import Prediction
+from tutti.memory.rank import DATA, Prediction
 from tutti.memory.samples import Samples, describe_samples
 from tutti.memory.tracking import BATCH
 from tutti.ranks.device import applies
@@ -46,7 +46,9 @@ def needed_bytes(prediction: Prediction) -> tuple[int, int]:
     """The least and the most that the process of a rank takes of a device."""
     margin = _MARGINS[prediction.device]
     peak = prediction.peak_bytes
-    return peak + margin.least_bytes, math.ceil(peak * margin.most_factor) + margin.most_bytes
+    constant = prediction.kinds[DATA] if prediction.device == "cuda" else 0  # whole blocks of the allocator
+    most = constant + math.ceil((peak - constant) * margin.most_factor) + margin.most_bytes
+    return peak + margin.least_bytes, most
 
 
 def judge_fit(prediction: Prediction, memory_bytes: int) -> Fit:
@@ -116,17 +118,20 @@ class _Planner:
     samples: Samples
     memory_of: Callable[[int], int | None]
 
-    def predict(self, settings: Sequence[str], ranks: int | None = None) -> Prediction:
-        return predict(self.resolve(settings), ranks or self.ranks, self.device, self.samples)
+    def predict(self, settings: Sequence[str]) -> Prediction:
+        return self._predict(settings, self.ranks, self.memory_bytes)
 
     def attempt(self, settings: Sequence[str], ranks: int | None = None) -> Trial:
         words = tuple(settings) if ranks is None else (f"-n {ranks}", *settings)
+        memory = self.memory_bytes if ranks is None else self.memory_of(ranks) or 0
         try:
-            prediction = self.predict(settings, ranks)
+            prediction = self._predict(settings, ranks or self.ranks, memory)
         except ConfigError as error:
             return Trial(words, problem=str(error))
-        memory = self.memory_bytes if ranks is None else self.memory_of(ranks) or 0
         return Trial(words, prediction, judge_fit(prediction, memory))
+
+    def _predict(self, settings: Sequence[str], ranks: int, memory_bytes: int) -> Prediction:
+        return predict(self.resolve(settings), ranks, self.device, self.samples, memory_bytes=memory_bytes or None)
 
     # The largest micro-batch.
 
@@ -213,6 +218,8 @@ class _Planner:
             settings.append("parallel.recompute=layers")
         if config.model.name == "unet3d" and applies(config.speed.fold, torch.device(self.device)):
             settings.append("speed.fold=false")  # its matrices of windows are larger than the volumes
+        if config.data.name == "nbody" and self.device == "cuda" and now.kinds[DATA]:
+            settings.append("data.source=memory")
         if now.kinds[BATCH] > _LARGE_BATCH * now.peak_bytes and choose_prefetch(config, torch.device(self.device)):
             settings.append("data.prefetch=0")
         return settings

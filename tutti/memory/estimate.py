@@ -10,7 +10,7 @@ from tutti.config import parts
 from tutti.config.plan import make_plan
 from tutti.config.run import RunConfig
 from tutti.errors import TuttiError
-from tutti.memory.samples import describe_samples, tells_shape
+from tutti.memory.samples import describe_samples, resident_bytes, tells_shape
 from tutti.ranks.device import uses_gpus
 from tutti.train.memory import device_memory
 
@@ -57,6 +57,7 @@ def estimate_most(config: RunConfig, ranks: int) -> int:
     batches = _BATCHES * plan.per_rank_batch * (samples.inputs.nbytes + samples.targets.nbytes)
     states = _STATES + (_AVERAGES if config.ema else 0)
     most = _PROCESS_BYTES + states * sum(each.nbytes for each in weights) + activations + batches
+    most += resident_bytes(config, plan, choose_kind(config))
     if config.optim.name == "muon":
         most += _ORTHOGONAL * max([_ORTHOGONAL_BYTES, *(each.nbytes for each in weights)])
     return most

@@ -16,6 +16,7 @@ from tutti.data.dataset import Part, find_part
 from tutti.errors import Cause, ConfigError, TuttiError, cause_of
 from tutti.memory.rank import (
     Prediction,
+    add_data,
     build_model,
     cut_batch,
     make_batches,
@@ -26,7 +27,7 @@ from tutti.memory.rank import (
     summarise,
     tracked,
 )
-from tutti.memory.samples import Samples, describe_samples
+from tutti.memory.samples import Samples, describe_samples, resident_bytes
 from tutti.memory.stages import predict_stages
 from tutti.memory.tracking import (
     ACTIVATIONS,
@@ -51,11 +52,17 @@ from tutti.train.torch import build_loss
 
 
 def predict(
-    config: RunConfig, ranks: int, device: str = "cuda", samples: Samples | None = None, local_size: int | None = None
+    config: RunConfig,
+    ranks: int,
+    device: str = "cuda",
+    samples: Samples | None = None,
+    local_size: int | None = None,
+    memory_bytes: int | None = None,
 ) -> Prediction:
     """The memory of rank 0 on a kind of device, which need not be here; no process group may be open.
 
-    Raises ConfigError for what cannot be predicted.
+    `memory_bytes` is the memory of the device, of which some datasets take a share. Raises ConfigError for what cannot
+    be predicted.
     """
     if config.framework != "torch":
         raise ConfigError(f"framework={config.framework}: expected torch, whose memory alone can be predicted.")
@@ -73,16 +80,21 @@ def predict(
                 f"parallel.{name}={degree} is not predicted: expected ranks with whole layers and sequences. "
                 f"Leave parallel.{name} out to see what one of its ranks would need without it."
             )
+    found = _predict_step(config, plan, target, samples)
+    return add_data(found, resident_bytes(config, plan, device, memory_bytes))
+
+
+def _predict_step(config: RunConfig, plan: Plan, device: torch.device, samples: Samples) -> Prediction:
     try:
         if plan.layout.stages > 1:
-            return predict_stages(config, plan, target, samples)
-        tracker = make_tracker(device)
-        with fake_ranks(ranks if plan.layout.shard > 1 else 1), torch.random.fork_rng(devices=[]):
+            return predict_stages(config, plan, device, samples)
+        tracker = make_tracker(device.type)
+        with fake_ranks(plan.world_size if plan.layout.shard > 1 else 1), torch.random.fork_rng(devices=[]):
             mesh = Mesh(plan.layout, 0, torch.device("cpu"))
             weights = mesh.weights if plan.layout.shard > 1 else None  # made of real tensors: before the fake mode
             part = find_part(plan.layout, 0)
             with make_fake_mode():
-                rank = _build(config, plan, target, samples, weights, part)
+                rank = _build(config, plan, device, samples, weights, part)
                 between = _run(
                     rank, AveragedWeights(rank.model, config.ema.decay, mesh) if config.ema else None, tracker
                 )
@@ -95,7 +107,7 @@ def predict(
             f"the memory of {config.model.name} on {config.data.name} cannot be predicted: its step failed on tensors "
             f"without data with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
-    return summarise(config, plan, device, tracker, between, samples)
+    return summarise(config, plan, device.type, tracker, between, samples)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from tutti.config import parts
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
-from tutti.memory.samples import NBODY_CHANNELS, Samples
+from tutti.memory.samples import Samples
 from tutti.memory.tracking import BATCH, BUFFERS, OPTIMIZER, PARAMETERS, WORKSPACE, MemoryTracker
 from tutti.ranks.device import applies
 from tutti.train.build import choose_prefetch
@@ -129,11 +128,10 @@ def make_optimizer_state(
 def summarise(
     config: RunConfig, plan: Plan, device: str, tracker: MemoryTracker, between: int, samples: Samples
 ) -> Prediction:
-    """What a tracker has found in the steps of a rank, and what it cannot see."""
+    """What a tracker has found in the steps of a rank, and what libraries need besides."""
     peak = tracker.peak()
-    resident = _resident_bytes(config, plan, device)
     workspace = _CUBLAS_BYTES if tracker.multiplies and device == "cuda" else 0
-    kinds = peak.kinds | {WORKSPACE: peak.kinds[WORKSPACE] + workspace, DATA: resident}
+    kinds = peak.kinds | {WORKSPACE: peak.kinds[WORKSPACE] + workspace}
     notes = list(samples.notes)
     if applies(config.speed.compile, torch.device(device)):
         notes.append("speed.compile is not predicted: the memory is that of uncompiled steps, which need more")
@@ -142,11 +140,21 @@ def summarise(
         ranks=plan.world_size,
         micro_batch=plan.micro_batch,
         per_rank_batch=plan.per_rank_batch,
-        peak_bytes=peak.num_bytes + workspace + resident,
+        peak_bytes=peak.num_bytes + workspace,
         phase=peak.phase,
         kinds=kinds,
-        between_bytes=between + workspace + resident,
+        between_bytes=between + workspace,
         notes=tuple(notes),
+    )
+
+
+def add_data(found: Prediction, num_bytes: int) -> Prediction:
+    """A prediction with samples that stay in the memory of the device."""
+    return replace(
+        found,
+        kinds=found.kinds | {DATA: num_bytes},
+        peak_bytes=found.peak_bytes + num_bytes,
+        between_bytes=found.between_bytes + num_bytes,
     )
 
 
@@ -161,25 +169,3 @@ def convolution_workspace(operands: Sequence[torch.Tensor]) -> int:
         return sum(each.nbytes for each in (first, *others[:2]))
     is_backward = len(others) > 2
     return 8 * others[1].numel() if is_backward else 0
-
-
-def _resident_bytes(config: RunConfig, plan: Plan, device: str) -> int:
-    """The bytes of samples that stay in the memory of the device, and of what they are copied through."""
-    data: Any = config.data
-    if data.name == "cifar10":
-        return 60_000 * 3 * (32 + 2 * data.shift) ** 2
-    if data.name != "nbody":
-        return 0
-    box = 4 * sum(NBODY_CHANNELS) * max(data.box, data.crop) ** 3
-    if device == "cuda":
-        return box if data.source == "device" else 0
-    if data.source == "synthetic":
-        boxes = 2 * box  # for training and for validation
-    else:
-        files = [Path(each) for each in (data.train, data.valid) if data.source != "disk"]
-        boxes = sum(each.stat().st_size for each in files if each.is_file())
-    # Tensors of batches are used again, when the step after the next begins; a crop is copied through a block.
-    whole, channels = 4 * data.crop**3, sum(NBODY_CHANNELS)
-    kept = channels * (plan.per_rank_batch + (config.batch.eval or plan.micro_batch)) * whole // plan.layout.parts
-    checked = channels * whole if plan.layout.parts > 1 else 0  # a whole sample, on which a model in parts is checked
-    return boxes + kept + checked + 2 * max(NBODY_CHANNELS) * whole

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 
 from tutti.config import parts
+from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.data.nbody.box import CHANNELS, open_box
+from tutti.data.nbody.dataset import GPU_SHARE
 from tutti.data.packed.index import is_packed, read_plan
 from tutti.ranks.device import DTYPES
 
-NBODY_CHANNELS = 4, 5
+_NBODY_CHANNELS = tuple(CHANNELS.values())
 _IMAGENET_CLASSES = 1000
 _MANY_SAMPLES = 1 << 40  # where their number is not known, an epoch is long
 
@@ -49,7 +52,7 @@ def _from_options(config: RunConfig) -> dict[str, Callable[[], Samples]]:
         "cifar10": lambda: _images((3, 32, 32), 10),
         "synthetic": lambda: _images(data.shape, data.classes),
         "images": lambda: _image_tree(data),
-        "nbody": lambda: _volumes(data.crop, DTYPES[config.precision] if data.rounded else torch.float32),
+        "nbody": lambda: _volumes(config),
     }
 
 
@@ -70,10 +73,23 @@ def _image_tree(data: Any) -> Samples:
     return replace(found, notes=(note,))
 
 
-def _volumes(crop: int, dtype: torch.dtype) -> Samples:
-    inputs, targets = (torch.empty((1, channels, crop, crop, crop), device="meta") for channels in NBODY_CHANNELS)
-    inputs = inputs.to(dtype)
-    return Samples(inputs, targets, {"input_shape": tuple(inputs.shape[1:])})
+def _volumes(config: RunConfig) -> Samples:
+    data: Any = config.data
+    sizes = (data.crop,) * 3
+    inputs, targets = (torch.empty((1, channels, *sizes), device="meta") for channels in _NBODY_CHANNELS)
+    missing = [each for each in (data.train, data.valid) if not (data.make or Path(each).is_file())]
+    notes = [f"{each} is not here: its memory is not counted" for each in missing]
+    return Samples(
+        inputs.to(_input_dtype(config)),
+        targets,
+        {"input_shape": tuple(inputs.shape[1:])},
+        notes=() if data.source in ("synthetic", "disk") else tuple(notes),
+    )
+
+
+def _input_dtype(config: RunConfig) -> torch.dtype:
+    data: Any = config.data
+    return DTYPES[config.precision] if data.rounded else torch.float32
 
 
 def _open(config: RunConfig) -> Samples:
@@ -86,3 +102,53 @@ def _open(config: RunConfig) -> Samples:
         pair = (dataset.finish(pair[0]), pair[1])
     shapes = {name: getattr(dataset, name) for name in ("input_shape", "num_classes") if hasattr(dataset, name)}
     return Samples(pair[0], pair[1], {name: each for name, each in shapes.items() if each is not None}, len(dataset))
+
+
+def resident_bytes(config: RunConfig, plan: Plan, device: str, memory_bytes: int | None = None) -> int:
+    """The bytes of samples that stay in the memory of a device, and of what they are copied through.
+
+    `memory_bytes` is the memory of the device, of which data.source=auto takes a share for each box; all that a box
+    needs if it is not known.
+    """
+    data: Any = config.data
+    if data.name == "cifar10":
+        return 60_000 * 3 * (32 + 2 * data.shift) ** 2
+    if data.name != "nbody":
+        return 0
+    return _boxes_on_gpu(config, memory_bytes) if device == "cuda" else _boxes_on_host(config, plan)
+
+
+def _boxes_on_gpu(config: RunConfig, memory_bytes: int | None) -> int:
+    """The bytes of the boxes that a dataset puts on a GPU, one after the other."""
+    data: Any = config.data
+    if data.source not in ("device", "auto"):
+        return 0
+    inputs, targets = _NBODY_CHANNELS
+    cell = inputs * _input_dtype(config).itemsize + targets * 4
+    taken = 0
+    for side in _sides(data):
+        in_file = 4 * (inputs + targets) * side**3
+        if data.source == "device" or memory_bytes is None or in_file <= GPU_SHARE * (memory_bytes - taken):
+            taken += cell * side**3
+    return taken
+
+
+def _boxes_on_host(config: RunConfig, plan: Plan) -> int:
+    """The bytes of boxes in memory, and of the tensors through which crops go to batches."""
+    data: Any = config.data
+    channels = sum(_NBODY_CHANNELS)
+    boxes = 0 if data.source == "disk" else sum(4 * channels * side**3 for side in _sides(data))
+    # Tensors of batches are used again, when the step after the next begins; a crop is copied through a block.
+    whole = 4 * data.crop**3
+    kept = channels * (plan.per_rank_batch + (config.batch.eval or plan.micro_batch)) * whole // plan.layout.parts
+    checked = channels * whole if plan.layout.parts > 1 else 0  # a whole sample, on which a model in parts is checked
+    return boxes + kept + checked + 2 * max(_NBODY_CHANNELS) * whole
+
+
+def _sides(data: Any) -> list[int]:
+    """The sides of the boxes for training and validation, of those that are here or will be made."""
+    files = [Path(each) for each in (data.train, data.valid)]
+    if data.source == "synthetic":
+        return [max(data.box, data.crop)] * len(files)
+    here = [open_box(each, data.crop).side for each in files if each.is_file()]
+    return here + [data.box for each in files if data.make and not each.is_file()]

@@ -26,7 +26,7 @@ def foresee(config: RunConfig, ranks: int, local_size: int) -> Foresight | None:
     try:
         device = choose_kind(config)
         memory = device_memory(device, local_size)
-        found = predict(config, ranks, device, local_size=local_size)
+        found = predict(config, ranks, device, local_size=local_size, memory_bytes=memory)
         peak = expected_peak(found)
         verdict = "fits" if memory is None else judge_fit(found, memory)
         if verdict == "does not fit":

@@ -18,7 +18,7 @@ from tutti.ranks.device import DTYPES
 
 _SYMMETRIES = 48
 _VALIDATION_SEED = 2106_12662  # validation crops are the same in every run
-_SHARE = 0.4  # of free memory for a box; the rest is for the model and its batches
+GPU_SHARE = HOST_SHARE = 0.4  # of free memory for a box; the rest is for the model and its batches
 
 
 class NbodyCrops:
@@ -115,10 +115,10 @@ def choose_source(requested: str, file: BoxFile, device: torch.device, local_ran
     size = file.bytes / 2**30
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] / 2**30
-        if size <= _SHARE * free:
+        if size <= GPU_SHARE * free:
             return "device", f"{size:.1f} GiB fit on the GPU, which has {free:.1f} GiB free"
     free = _free_memory_gib() / local_ranks
-    if size <= _SHARE * free:
+    if size <= HOST_SHARE * free:
         return "memory", f"{size:.1f} GiB fit in memory, of which each rank has {free:.1f} GiB free"
     return "disk", f"{size:.1f} GiB are too much for the {free:.1f} GiB of free memory of each rank"
 
