@@ -1,9 +1,14 @@
 """What `tutti train FOLDER` answers for a run that has ended."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import environment
+from prepared import PYTHON
+from waiting import wait_for_end
 
 from tutti.cli.train import is_finished
 from tutti.config.load import resolve
@@ -58,3 +63,20 @@ def test_a_run_without_a_checkpoint_cannot_be_extended(run: RunFolder) -> None:
 def test_a_run_that_has_not_ended_is_not_finished(run: RunFolder) -> None:
     run.record.write_text(json.dumps({"state": "interrupted", "step": 20}))
     assert not ask(run, "optim.lr=0.5")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "command", [["train", "digits/mlp", "-n", "2", "epochs=1"], ["bench", "digits/mlp", "--seconds", "1"]]
+)
+def test_a_command_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path, command: list[str]) -> None:
+    """As with `| head`: the run ends as any other, and its record says so."""
+    read, write = os.pipe()
+    words = [PYTHON, "-m", "tutti", *command, f"out={tmp_path}"]
+    with subprocess.Popen(words, env=environment(), stdout=write, stderr=subprocess.PIPE, text=True) as process:
+        os.close(read)
+        os.close(write)
+        code = wait_for_end(process, lambda: "the command does not end")
+        assert process.stderr is not None and (process.stderr.read(), code) == ("", 0)
+    (record,) = tmp_path.glob("**/record.json")
+    assert json.loads(record.read_text())["state"] == "finished"

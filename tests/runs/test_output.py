@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tutti.runs.folder import RunFolder
-from tutti.runs.output import Tee, captured_output, last_lines
+from tutti.runs.output import Tee, captured_output, last_lines, lasting_output
 
 Screen = pytest.CaptureFixture[str]
 
@@ -106,6 +106,21 @@ def test_a_full_disk_does_not_silence_the_screen(capfd: Screen) -> None:
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), log.fileno())  # what is left can then be let go
     assert capfd.readouterr().out == "still here\n" * 3
+
+
+def test_output_goes_on_when_its_reader_has_left(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with lasting_output():
+            print("nobody reads this", flush=True)
+            with captured_output(log, on_screen=True):
+                print("nor this, but in the log", flush=True)
+            print("still here", flush=True)
+        assert sys.stdout is pipe
+        print("written when the file is closed")
+    assert log.read_text() == "nor this, but in the log\n"
 
 
 def test_a_stream_is_a_terminal_only_where_there_is_a_screen(tmp_path: Path) -> None:

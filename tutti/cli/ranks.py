@@ -25,6 +25,7 @@ from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, 
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
 from tutti.runs.folder import RunFolder, check_writable, create_folder, owned
+from tutti.runs.output import lasting_output
 from tutti.runs.record import Record, python_path, read_record
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # tutti reports missing ranks itself
@@ -149,7 +150,8 @@ def as_rank(placement: Placement, work: Callable[[], Any], stopped: Callable[[st
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        outcome = work()  # kept until the process ends: freeing it may wait for threads
+        with lasting_output():
+            outcome = work()  # kept until the process ends: freeing it may wait for threads
         if NOTES_VARIABLE in os.environ and not keep_until_exit(outcome):
             leave(0)
         del outcome

@@ -24,6 +24,7 @@ from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, Interrupted
 from tutti.launch import local
 from tutti.launch.cluster.resources import Wishes
+from tutti.runs.output import lasting_output
 from tutti.runs.record import now, versions
 from tutti.runs.step_parts import StepPart
 from tutti.study.analysis import Analysis, Setting, analyse
@@ -210,6 +211,7 @@ def _print_title(definition: Definition, recipe: str, folder: StudyFolder) -> No
     print(f"{definition.kind} study of {recipe}: {mode}{points}\nstudy folder: {folder.path}", flush=True)
 
 
+@lasting_output()
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
     try:
         with _ended_by_signals(), StudyProgress(folder, definition, at_once) as shown:

@@ -14,9 +14,12 @@ from typing import BinaryIO, TextIO
 
 
 class Tee(io.TextIOBase):
-    """A stream that writes to the screen and to a log; a log that cannot be written is passed over."""
+    """A stream that writes to the screen and to a log, or to one of them.
 
-    def __init__(self, screen: TextIO | None, log: TextIO, prefix: str = "") -> None:
+    A log that cannot be written is passed over, and so is a screen whose reader has left, as `head` does.
+    """
+
+    def __init__(self, screen: TextIO | None, log: TextIO | None, prefix: str = "") -> None:
         self.screen = screen
         self.log = log
         self._prefix = prefix  # of every line in the log
@@ -24,10 +27,11 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if self.screen:
-            with contextlib.suppress(BrokenPipeError):  # whoever read along has left; the run goes on
+            with self._whoever_reads(self.screen):
                 self.screen.write(text)
-        with contextlib.suppress(OSError):
-            self.log.write(self._marked(text) if self._prefix else text)
+        if self.log:
+            with contextlib.suppress(OSError):
+                self.log.write(self._marked(text) if self._prefix else text)
         return len(text)
 
     def _marked(self, text: str) -> str:
@@ -38,19 +42,35 @@ class Tee(io.TextIOBase):
 
     def flush(self) -> None:
         if self.screen:
-            with contextlib.suppress(BrokenPipeError):
+            with self._whoever_reads(self.screen):
                 self.screen.flush()
-        with contextlib.suppress(OSError):
-            self.log.flush()
+        if self.log:
+            with contextlib.suppress(OSError):
+                self.log.flush()
+
+    @contextlib.contextmanager
+    def _whoever_reads(self, screen: TextIO) -> Iterator[None]:
+        """Have the descriptor of a screen lead nowhere when its reader has left: its buffer is written at the exit."""
+        try:
+            yield
+        except BrokenPipeError:
+            with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError):
+                os.dup2(nowhere.fileno(), screen.fileno())
+
+    @property
+    def _first(self) -> TextIO:
+        first = self.screen or self.log
+        assert first is not None
+        return first
 
     @property
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (self.screen or self.log).encoding
+        return self._first.encoding
 
     @property
     def buffer(self) -> BinaryIO:
         """For scripts that write bytes; those pass the log by on rank 0."""
-        return (self.screen or self.log).buffer
+        return self._first.buffer
 
     def writable(self) -> bool:
         return True
@@ -59,7 +79,18 @@ class Tee(io.TextIOBase):
         return self.screen is not None and self.screen.isatty()
 
     def fileno(self) -> int:
-        return self.screen.fileno() if self.screen else self.log.fileno()
+        return self._first.fileno()
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Have this process go on when nobody reads its output any more."""
+    stdout = sys.stdout
+    sys.stdout = Tee(stdout, None)
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
 
 
 @contextlib.contextmanager
