@@ -24,7 +24,7 @@ help:
 	@echo "make test-system  tests with commands, Slurm, MPI, ssh, a browser, and the commands of the docs"
 	@echo "make test-slow    the others: long forms of the same, and runs on real data where it is"
 	@echo "make check        format, lint, types, import layers and the tests that start no process"
-	@echo "make strength     30 deliberate faults, each put in alone: which test catches it"
+	@echo "make strength     38 deliberate faults, each put in alone: which test catches it"
 	@echo "make docs         set up and write the documentation site: build/site/index.html"
 	@echo "make lock         write constraints.txt anew from the newest packages"
 

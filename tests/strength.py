@@ -81,7 +81,7 @@ FAULTS = (
     ),
     Fault(
         name="file-not-synced",
-        package="records",
+        package="runs",
         file="runs/files.py",
         text="            file.flush()\n            os.fsync(file.fileno())\n",
         replacement="            file.flush()\n",
@@ -90,7 +90,7 @@ FAULTS = (
     ),
     Fault(
         name="resumed-step-dropped",
-        package="records",
+        package="runs",
         file="runs/metrics.py",
         text='event.get("step", 0) <= last_step',
         replacement='event.get("step", 0) < last_step',
@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         name="rank-from-local-rank",
-        package="runtime",
+        package="ranks",
         file="ranks/environments/open_mpi.py",
         text='rank=number(env, "OMPI_COMM_WORLD_RANK")',
         replacement='rank=number(env, "OMPI_COMM_WORLD_LOCAL_RANK")',
@@ -129,7 +129,7 @@ FAULTS = (
     ),
     Fault(
         name="sum-not-reduced",
-        package="runtime",
+        package="ranks",
         file="ranks/group.py",
         text="        if self.world_size > 1:\n            dist.all_reduce(total)\n        return total",
         replacement="        return total",
@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         name="augmentation-by-process",
         package="data",
-        file="data/loader.py",
+        file="data/workers.py",
         text="        np.random.seed(value % (1 << 32))\n",
         replacement="",
         wrong="Augmentation that draws from NumPy depends on the process that makes the sample.",
@@ -263,7 +263,7 @@ FAULTS = (
     ),
     Fault(
         name="granted-too-early",
-        package="hvd",
+        package="horovod",
         file="horovod/engine/coordinator.py",
         text="return all(rank in there or rank in self._joined for rank in self.sets[key[0]])",
         replacement="return any(rank in there or rank in self._joined for rank in self.sets[key[0]])",
@@ -272,7 +272,7 @@ FAULTS = (
     ),
     Fault(
         name="state-not-broadcast",
-        package="hvd",
+        package="horovod",
         file="horovod/torch/functions.py",
         text="    broadcast_parameters(tensors, root_rank)\n",
         replacement="",
@@ -307,6 +307,78 @@ FAULTS = (
         tests=("bench/test_shares.py", "bench/test_verdict.py"),
     ),
     Fault(
+        name="too-few-rounds",
+        package="data",
+        file="data/order.py",
+        text="_ROUNDS = 8\n",
+        replacement="_ROUNDS = 2\n",
+        wrong="The order that is computed from the position leaves neighbours together.",
+        tests=("data/test_order_at_scale.py",),
+    ),
+    Fault(
+        name="staged-sample-unchecked",
+        package="data",
+        file="data/packed/index.py",
+        text='            if zlib.crc32(content) == record["checksum"]:\n                return content\n',
+        replacement="            return content\n",
+        wrong="A sample that was damaged in the copy of a shard on a host's disk is used as it is.",
+        tests=("data/packed/test_staging.py",),
+    ),
+    Fault(
+        name="average-follows-weights",
+        package="train",
+        file="train/ema.py",
+        text="weights, 1 - self._decay)",
+        replacement="weights, self._decay)",
+        wrong="Averaged weights are nearly those of the last step.",
+        tests=("train/test_ema.py",),
+    ),
+    Fault(
+        name="own-loss-of-a-rank",
+        package="train",
+        file="train/own_step.py",
+        text="        return mean / self.ranks\n",
+        replacement="        return loss.detach()\n",
+        wrong="run.backward returns the loss of its rank, so that L-BFGS takes other steps on each.",
+        tests=("train/test_own.py",),
+    ),
+    Fault(
+        name="logged-twice",
+        package="runs",
+        file="runs/logger_process.py",
+        text="        target.log(events[target.taken :])\n",
+        replacement="        target.log(events)\n",
+        wrong="A logger gets the events of before a resume once more.",
+        tests=("runs/test_loggers.py", "runs/test_logged_runs.py"),
+    ),
+    Fault(
+        name="tiles-share-too-little",
+        package="after",
+        file="after/tiles.py",
+        text="(size - 2 * overlap) // multiple * multiple)",
+        replacement="(size - overlap) // multiple * multiple)",
+        wrong="Neighbouring tiles share half of what they must, so that borders show.",
+        tests=("after/test_tiles.py", "after/test_apply.py"),
+    ),
+    Fault(
+        name="no-margin",
+        package="memory",
+        file="memory/advice.py",
+        text="math.ceil((peak - constant) * margin.most_factor) + margin.most_bytes",
+        replacement="peak - constant",
+        wrong="What torch's allocator and CUDA's libraries take is left out of what a rank needs.",
+        tests=("memory/test_advice.py",),
+    ),
+    Fault(
+        name="interval-too-narrow",
+        package="forecast",
+        file="forecast/forecast.py",
+        text="return at((1 + share) / 2), at((1 - share) / 2)",
+        replacement="return at(share), at(1 - share)",
+        wrong="A 90 % interval is one of 80 %, and one of 50 % is a number.",
+        tests=("forecast/test_forecast.py",),
+    ),
+    Fault(
         name="efficiency-against-one-rank",
         package="study",
         file="study/efficiency.py",
@@ -328,8 +400,8 @@ FAULTS = (
         name="exit-code-lost",
         package="cli",
         file="cli/ranks.py",
-        text="    sys.exit(failure.exit_code)\n",
-        replacement="    sys.exit(1)\n",
+        text="file=sys.stderr)\n    sys.exit(failure.exit_code)\n",
+        replacement="file=sys.stderr)\n    sys.exit(1)\n",
         wrong="A launcher ends with exit code 1 whatever its ranks ended with, so that a stopped run is not requeued.",
         tests=("cli/test_ranks.py", "cli/test_bad_input.py"),
     ),
@@ -383,15 +455,15 @@ def _parse() -> argparse.Namespace:
 
 
 def check_text(root: Path, fault: Fault) -> None:
-    """Refuse a fault whose text does not occur exactly once, or whose tests are not there."""
+    """Refuse a fault whose text does not occur exactly once, or whose tests or package of tests are not there."""
     count = (root / "tutti" / fault.file).read_text().count(fault.text)
     if count != 1:
         raise SystemExit(
             f"{fault.name}: its text occurs {count} times in tutti/{fault.file}, expected once. Adapt the table."
         )
-    for test in fault.tests:
-        if not (root / "tests" / test.partition("::")[0]).is_file():
-            raise SystemExit(f"{fault.name}: there is no tests/{test.partition('::')[0]}. Adapt the table.")
+    for test in (fault.package, *(test.partition("::")[0] for test in fault.tests)):
+        if not (root / "tests" / test).exists():
+            raise SystemExit(f"{fault.name}: there is no tests/{test}. Adapt the table.")
 
 
 @contextmanager
