@@ -197,6 +197,18 @@ def test_the_probability_of_an_efficiency_follows_the_interval() -> None:
     assert above[2] < 0.1
 
 
+@pytest.mark.parametrize("fabric", [*Fabric, None])
+def test_an_interval_holds_the_share_that_it_is_named_by(fabric: Fabric | None) -> None:
+    curve = weak_curve(ring(0.3))
+    fitted = fit_curve(curve, fabric)
+    ideal = 64 * curve.first.samples_per_second / curve.first.ranks
+    made = forecast(fitted, [64])[0]
+    for share, ends in ((0.9, made.interval90), (0.68, made.interval68), (0.5, made.interval50)):
+        low, high = (forecast(fitted, [64], end / ideal)[0].above for end in ends)
+        assert low == pytest.approx((1 + share) / 2, abs=0.005)
+        assert high == pytest.approx((1 - share) / 2, abs=0.005)
+
+
 def test_an_unknown_fabric_lies_between_the_two_and_says_so() -> None:
     curve = weak_curve(ring(0.2), (1, 2))
     hpc, tcp, unknown = (ask(curve, 32, fabric=each)[0] for each in (Fabric.HPC, Fabric.TCP, None))
