@@ -1,9 +1,13 @@
 """Batches collated from single samples by the worker processes of a DataLoader."""
 
+import atexit
+import functools
+import multiprocessing
 import random
 import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +42,11 @@ def collated_samples(
         worker_init_fn=_start_worker,
         pin_memory=device.type == "cuda",
         # Forked workers share the memory of the dataset and start quickly.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        multiprocessing_context=_WorkerContext() if workers and sys.platform == "linux" else None,
     )
     if workers:
         release_tensors()  # a Gloo thread that waits for the GIL during a fork can deadlock a worker
+        _kill_at_exit()
     batches = iter(loader)
     try:
         for made in batches:
@@ -117,6 +122,27 @@ class _SeededSamples:
         random.seed(value)
         np.random.seed(value % (1 << 32))
         torch.default_generator.manual_seed(value)
+
+
+class _Worker(ForkProcess):
+    """A worker process. It ignores SIGTERM, by which torch and Python end those that they could not ask to end."""
+
+
+class _WorkerContext(ForkContext):
+    Process = _Worker
+
+
+@functools.cache
+def _kill_at_exit() -> None:
+    """Has this process kill the workers that are left at its exit, before Python waits for them."""
+    atexit.register(_kill_workers)
+
+
+def _kill_workers() -> None:
+    """Kills the workers of a loader that was interrupted while it began or ended."""
+    for process in multiprocessing.active_children():
+        if isinstance(process, _Worker):
+            process.kill()
 
 
 def _start_worker(_: int) -> None:
