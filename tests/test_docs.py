@@ -33,7 +33,7 @@ ELSEWHERE = (
     "tutti data make images",
     "tutti data pack",
     "tutti data make nbody",
-    "tutti run -n 2 examples/horovod/pytorch_mnist.py",  # tests/horovod/test_alias.py
+    "tutti run -n 2 examples/horovod/pytorch_mnist.py --epochs 1",  # with --device on the page of the tutorials
     "mpirun --oversubscribe -np 2 python examples/horovod",  # tests/horovod/run/test_horovodrun.py
     "mpirun --oversubscribe -np 2 tutti train digits",  # tests/launch/test_mpi.py
     "horovodrun -np 2 python examples/horovod/pytorch_mnist.py --epochs 1",  # with two epochs on the page of Horovod

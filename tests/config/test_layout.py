@@ -124,3 +124,11 @@ def test_show_prints_the_layout(call_tutti: Call) -> None:
     shown = call_tutti("show", "digits", "-n", "8", "batch.micro=8", "parallel.shard=4")
     assert "8 ranks = 8 data; weights sharded over 4 ranks" in shown[1]
     assert "parallel.shard=4 on 2 ranks" in call_tutti("show", "digits", "-n", "2", "parallel.shard=4")[1]
+
+
+def test_show_prints_batch_and_rates_before_the_samples_are_counted(call_tutti: Call) -> None:
+    shown = call_tutti("show", "imagenet/resnet50", "-n", "8", "parallel.shard=2")[1].splitlines()
+    assert "global batch   256 = 8 ranks x 32 (1 x 32)" in shown
+    assert "layout         8 ranks = 8 data; weights sharded over 2 ranks" in shown
+    assert "steps          not known before the data is read" in shown
+    assert "learning rate  0.0125 first, 0.1 scaled" in shown

@@ -47,6 +47,15 @@ def test_boxes_on_a_gpu_are_those_that_the_source_puts_there(boxes: list[str]) -
     assert found_bytes(boxes, memory_bytes=least - 2) in (train, valid)
 
 
+def test_the_boxes_of_further_validation_sets_are_counted(boxes: list[str]) -> None:
+    train, valid = CELL * TRAIN**3, CELL * VALID**3
+    words = [*boxes, f"valid.other.valid={boxes[0].split('=')[1]}"]
+    assert found_bytes([*words, "data.source=device"]) == 2 * train + valid
+    one = found_bytes([*boxes, "data.source=memory"], "cpu") - found_bytes([*boxes, "data.source=disk"], "cpu")
+    two = found_bytes([*words, "data.source=memory"], "cpu") - found_bytes([*words, "data.source=disk"], "cpu")
+    assert (one, two) == (train + valid, 2 * train + valid)
+
+
 def test_inputs_of_a_box_on_a_gpu_are_rounded(boxes: list[str]) -> None:
     words = [*boxes, "precision=bf16"]
     assert found_bytes(words) == (4 * 2 + 5 * 4) * (TRAIN**3 + VALID**3)

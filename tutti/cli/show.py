@@ -16,9 +16,8 @@ from rich.text import Text
 from tutti import units
 from tutti.cli.options import Overrides, Ranks, Recipe, examples
 from tutti.config import options, parts
-from tutti.config.layout import Layout, make_layout
 from tutti.config.load import Resolved, resolve
-from tutti.config.plan import Plan, make_plan
+from tutti.config.plan import MANY_SAMPLES, Plan, make_plan
 from tutti.config.recipes import built_in, make_importable
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
@@ -72,12 +71,9 @@ def show(
     console = Console(soft_wrap=True, highlight=False)
     _print_values(console, resolved)
     samples = _train_samples(resolved.config, needed=plot_lr is not None)
-    if samples is None:
-        _print_layout(console, make_layout(resolved.config.parallel, world_size))
-        return
-    plan = make_plan(resolved.config, world_size, samples)
+    plan = make_plan(resolved.config, world_size, MANY_SAMPLES if samples is None else samples)
     schedule = make_schedule(resolved.config, plan)
-    _print_plan(console, plan, schedule)
+    _print_plan(console, plan, schedule, is_counted=samples is not None)
     if plot_lr is not None:
         from tutti.report.curves import draw_schedule
 
@@ -145,30 +141,28 @@ def _print_values(console: Console, resolved: Resolved) -> None:
         console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
 
 
-def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
+def _print_plan(console: Console, plan: Plan, schedule: Schedule, is_counted: bool) -> None:
+    """What a run does on its ranks; where samples are not counted, what does not depend on their number."""
     ranks, layout = units.count(plan.world_size, "rank"), plan.layout
     shares = ranks if layout.sharing == 1 else f"{layout.data_ranks} data"
     of = "at most, of" if plan.max_steps else "="
     held = " at the first" if schedule.warmup_holds else ""
     warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up{held}" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
+    steps = f"{plan.total_steps:,} {of} {units.count(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"
+    rates = f"{first:.3g} first, {schedule.peak_lr:.3g} scaled"
     rows = (
         (
             "global batch",
             f"{plan.global_batch} = {shares} x {plan.per_rank_batch} ({plan.passes} x {plan.micro_batch})",
         ),
         *([] if layout.is_data_parallel else [("layout", layout.line())]),
-        ("steps", f"{plan.total_steps:,} {of} {units.count(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
-        ("learning rate", f"{first:.3g} first, {schedule.peak_lr:.3g} scaled{warmup}, {last:.3g} last"),
+        ("steps", steps if is_counted else "not known before the data is read"),
+        ("learning rate", f"{rates}{warmup}, {last:.3g} last" if is_counted else rates),
     )
     console.print(f"\n[bold]on {ranks}[/]")
     for line in (*units.table(("", ""), rows, left=("",))[1:], *schedule.notes, *layout.notes):
         console.print(Text(line))
-
-
-def _print_layout(console: Console, layout: Layout) -> None:
-    if not layout.is_data_parallel or layout.notes:
-        console.print(Text("\n".join((f"\nlayout: {layout.line()}", *layout.notes))))
 
 
 def _train_samples(config: RunConfig, needed: bool) -> int | None:

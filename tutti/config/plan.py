@@ -7,6 +7,8 @@ from tutti.config.layout import Layout, chunks_per_rank, make_layout
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
 
+MANY_SAMPLES = 1 << 40  # for a plan before their number is known: an epoch is long
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 
 from tutti.config import parts
-from tutti.config.plan import Plan
+from tutti.config.plan import MANY_SAMPLES, Plan
 from tutti.config.run import RunConfig
-from tutti.data.nbody.box import CHANNELS, open_box
-from tutti.data.nbody.dataset import GPU_SHARE
 from tutti.data.packed.index import is_packed, read_plan
 from tutti.ranks.device import DTYPES
 
-_NBODY_CHANNELS = tuple(CHANNELS.values())
 _IMAGENET_CLASSES = 1000
-_MANY_SAMPLES = 1 << 40  # where their number is not known, an epoch is long
+_CIFAR10_IMAGES = {"train": 50_000, "valid": 10_000}
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Samples:
     inputs: Any
     targets: Any
     shapes: dict[str, Any]
-    count: int = _MANY_SAMPLES
+    count: int = MANY_SAMPLES
     notes: tuple[str, ...] = ()
 
 
@@ -76,19 +73,25 @@ def _image_tree(data: Any) -> Samples:
 def _volumes(config: RunConfig) -> Samples:
     data: Any = config.data
     sizes = (data.crop,) * 3
-    inputs, targets = (torch.empty((1, channels, *sizes), device="meta") for channels in _NBODY_CHANNELS)
+    inputs, targets = (torch.empty((1, channels, *sizes), device="meta") for channels in _box_channels())
     missing = [each for each in (data.train, data.valid) if not (data.make or Path(each).is_file())]
     notes = [f"{each} is not here: its memory is not counted" for each in missing]
     return Samples(
-        inputs.to(_input_dtype(config)),
+        inputs.to(_input_dtype(config, data)),
         targets,
         {"input_shape": tuple(inputs.shape[1:])},
         notes=() if data.source in ("synthetic", "disk") else tuple(notes),
     )
 
 
-def _input_dtype(config: RunConfig) -> torch.dtype:
-    data: Any = config.data
+def _box_channels() -> tuple[int, ...]:
+    """Of the inputs and of the targets. Whatever reads boxes needs HDF5, which no other run should import."""
+    from tutti.data.nbody.box import CHANNELS
+
+    return tuple(CHANNELS.values())
+
+
+def _input_dtype(config: RunConfig, data: Any) -> torch.dtype:
     return DTYPES[config.precision] if data.rounded else torch.float32
 
 
@@ -110,44 +113,51 @@ def resident_bytes(config: RunConfig, plan: Plan, device: str, memory_bytes: int
     `memory_bytes` is the memory of the device, of which data.source=auto takes a share for each box; all that a box
     needs if it is not known.
     """
-    data: Any = config.data
-    if data.name == "cifar10":
-        return 60_000 * 3 * (32 + 2 * data.shift) ** 2
-    if data.name != "nbody":
-        return 0
-    return _boxes_on_gpu(config, memory_bytes) if device == "cuda" else _boxes_on_host(config, plan)
+    sets: list[tuple[Any, Sequence[str]]] = [(config.data, ("train", "valid"))]
+    taken = 0
+    for data, splits in [*sets, *((each, ("valid",)) for each in config.valid_sets().values())]:
+        if data.name == "cifar10":
+            taken += sum(_CIFAR10_IMAGES[split] for split in splits) * 3 * (32 + 2 * data.shift) ** 2
+        elif data.name == "nbody" and device == "cuda":
+            taken += _boxes_on_gpu(config, data, splits, None if memory_bytes is None else memory_bytes - taken)
+        elif data.name == "nbody":
+            taken += _boxes_on_host(config, data, splits, plan)
+    return taken
 
 
-def _boxes_on_gpu(config: RunConfig, memory_bytes: int | None) -> int:
+def _boxes_on_gpu(config: RunConfig, data: Any, splits: Sequence[str], memory_bytes: int | None) -> int:
     """The bytes of the boxes that a dataset puts on a GPU, one after the other."""
-    data: Any = config.data
+    from tutti.data.nbody.dataset import GPU_SHARE
+
     if data.source not in ("device", "auto"):
         return 0
-    inputs, targets = _NBODY_CHANNELS
-    cell = inputs * _input_dtype(config).itemsize + targets * 4
+    inputs, targets = _box_channels()
+    cell = inputs * _input_dtype(config, data).itemsize + targets * 4
     taken = 0
-    for side in _sides(data):
+    for side in _sides(data, splits):
         in_file = 4 * (inputs + targets) * side**3
         if data.source == "device" or memory_bytes is None or in_file <= GPU_SHARE * (memory_bytes - taken):
             taken += cell * side**3
     return taken
 
 
-def _boxes_on_host(config: RunConfig, plan: Plan) -> int:
+def _boxes_on_host(config: RunConfig, data: Any, splits: Sequence[str], plan: Plan) -> int:
     """The bytes of boxes in memory, and of the tensors through which crops go to batches."""
-    data: Any = config.data
-    channels = sum(_NBODY_CHANNELS)
-    boxes = 0 if data.source == "disk" else sum(4 * channels * side**3 for side in _sides(data))
+    channels = sum(_box_channels())
+    boxes = 0 if data.source == "disk" else sum(4 * channels * side**3 for side in _sides(data, splits))
     # Tensors of batches are used again, when the step after the next begins; a crop is copied through a block.
     whole = 4 * data.crop**3
-    kept = channels * (plan.per_rank_batch + (config.batch.eval or plan.micro_batch)) * whole // plan.layout.parts
+    batches = {"train": plan.per_rank_batch, "valid": config.batch.eval or plan.micro_batch}
+    kept = channels * sum(batches[split] for split in splits) * whole // plan.layout.parts
     checked = channels * whole if plan.layout.parts > 1 else 0  # a whole sample, on which a model in parts is checked
-    return boxes + kept + checked + 2 * max(_NBODY_CHANNELS) * whole
+    return boxes + kept + checked + 2 * max(_box_channels()) * whole
 
 
-def _sides(data: Any) -> list[int]:
-    """The sides of the boxes for training and validation, of those that are here or will be made."""
-    files = [Path(each) for each in (data.train, data.valid)]
+def _sides(data: Any, splits: Sequence[str]) -> list[int]:
+    """The sides of a dataset's boxes, of those that are here or will be made."""
+    from tutti.data.nbody.box import open_box
+
+    files = [Path(getattr(data, split)) for split in splits]
     if data.source == "synthetic":
         return [max(data.box, data.crop)] * len(files)
     here = [open_box(each, data.crop).side for each in files if each.is_file()]
