@@ -8,6 +8,7 @@ block uses most of the memory sectors that it reads, and it writes whole ones.
 # (Triton compiles its kernels; as Python they cannot be called)
 
 import math
+from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -47,6 +48,7 @@ def _copy_numbers(
     height,
     width,
     CHANNELS: tl.constexpr,
+    INDEX: tl.constexpr,
     PLANES: tl.constexpr,
     LINES: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -61,7 +63,7 @@ def _copy_numbers(
     place = _cells(strides, sample, plane, line, number // CHANNELS) * CHANNELS + source
     values = tl.load(field + place, mask=inside)
     crop = crops + sample.to(tl.int64) * depth * height * length
-    tl.store(crop + (plane * height + line) * length + number, (values * sign).to(values.dtype), mask=inside)
+    tl.store(crop + (plane.to(INDEX) * height + line) * length + number, (values * sign).to(values.dtype), mask=inside)
 
 
 @triton.jit
@@ -75,6 +77,7 @@ def _copy_words(
     height,
     width,
     SIGN: tl.constexpr,
+    INDEX: tl.constexpr,
     PLANES: tl.constexpr,
     LINES: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -91,7 +94,7 @@ def _copy_words(
         number = (words >> (16 * source)) & 0xFFFF
         found |= (number ^ tl.where(sign < 0, SIGN, 0)) << (16 * channel)
     crop = crops + sample.to(tl.int64) * depth * height * width
-    tl.store(crop + (plane * height + line) * width + cell, found, mask=inside)
+    tl.store(crop + (plane.to(INDEX) * height + line) * width + cell, found, mask=inside)
 
 
 def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
@@ -109,8 +112,10 @@ def gather(field: torch.Tensor, strides: torch.Tensor, channels: torch.Tensor, s
     return crops.permute(0, 4, 1, 2, 3)
 
 
-def _divide(depth: int, height: int, length: int, block: tuple[int, int, int]) -> tuple[int, dict[str, int]]:
-    """The number of blocks of a crop, and the size of a block as constants of a kernel."""
+def _divide(depth: int, height: int, length: int, block: tuple[int, int, int]) -> tuple[int, dict[str, Any]]:
+    """The number of blocks of a crop, and the constants of a kernel: the type of its indices, and the block's size."""
     planes, lines, items = block
-    blocks = math.prod(-(-size // side) for size, side in zip((depth, height, length), block, strict=True))
-    return blocks, {"PLANES": planes, "LINES": lines, "ITEMS": items}
+    sizes = depth, height, length
+    blocks = math.prod(-(-size // side) for size, side in zip(sizes, block, strict=True))
+    index = tl.int32 if math.prod(sizes) < 2**31 else tl.int64  # within a crop
+    return blocks, {"INDEX": index, "PLANES": planes, "LINES": lines, "ITEMS": items}
