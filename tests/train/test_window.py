@@ -1,6 +1,7 @@
 """Log windows that are read one step later, when a GPU has work again: the same lines, whatever comes between."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tutti.train.learner import TorchLearner
 from tutti.train.metrics import Meter, taken
 from tutti.train.own_step import StepValues
 from tutti.train.run import run_rank
-from tutti.train.timing import ClosedWindow, find_first_bad
+from tutti.train.timing import ClosedWindow, Stragglers, find_first_bad
 from tutti.train.torch import TorchFramework
 
 CPU = torch.device("cpu")
@@ -76,6 +77,48 @@ def test_a_run_that_is_ahead_writes_the_same_lines(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("steps", [1, 10, 12])
+def test_a_run_that_is_ahead_writes_its_last_line(tmp_path: Path, steps: int, request: pytest.FixtureRequest) -> None:
+    """Nothing else is due at the end of a run that saves no checkpoint and ends within an epoch."""
+    expected = trained(tmp_path / "plain", f"max_steps={steps}")
+    assert expected[-1]["step"] == steps
+    request.getfixturevalue("runs_ahead")
+    assert trained(tmp_path / "ahead", f"max_steps={steps}") == expected
+
+
+@pytest.mark.ranks
+def test_a_run_that_diverges_in_its_last_window_fails(tmp_path: Path, runs_ahead: list[int]) -> None:
+    with pytest.raises(DivergedError, match="at step 2 "):
+        trained(tmp_path, "optim.lr=1e30", "schedule.warmup_steps=0", "max_steps=12", "log.every_steps=100")
+
+
+@pytest.mark.ranks
+def test_a_window_has_the_time_of_its_own_steps(
+    tmp_path: Path, runs_ahead: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for a batch belongs to the window of its step, whenever the line of the window before is written."""
+    wait, compare, compared = Job.next_batch, Stragglers.compare, []
+
+    def slow(self: Job[Any]) -> Any:
+        time.sleep(0.02)
+        self.clock.wait_ended(self.clock.wait_began() - 0.02)
+        return wait(self)
+
+    def noted(self: Stragglers, own: Any, steps: int, seconds: float, step: int) -> list[str]:
+        compared.append((step, steps))
+        return compare(self, own, steps, seconds, step)
+
+    monkeypatch.setattr(Job, "next_batch", slow)
+    monkeypatch.setattr(Stragglers, "compare", noted)
+    config = resolve("digits", [*WORDS, f"out={tmp_path}"]).config
+    folder = run_rank(TorchFramework(), config, discover({})).folder
+    windows = [line for line in map(json.loads, folder.metrics.read_text().splitlines()) if line["event"] == "step"]
+    assert compared == [(1, 1), (5, 4), (10, 5), (14, 4), (15, 1), (20, 5), (25, 5), (28, 3)]
+    for line, (_, steps) in zip(windows, compared, strict=True):
+        assert 0.02 * steps <= line["data_seconds"] <= line["seconds"]
+
+
+@pytest.mark.ranks
 def test_a_window_that_waits_is_written_before_a_run_stops(
     tmp_path: Path, runs_ahead: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +163,7 @@ def test_phases_are_read_when_a_gpu_has_done_their_work() -> None:
         calls.append("phases")
         return {StepPart.DATA: 2.0, StepPart.FORWARD: 3.0}
 
-    found = ClosedWindow(5, 1, [], totals, phases).read(rank=1, world_size=3)
+    found = ClosedWindow(5, 1, [], totals, phases, lambda: (1.0, 0.0)).read(rank=1, world_size=3)
     assert [each.tolist() for each in found] == [[1.0], [0.0, 0.0, 2.0, 3.0, 0.0, 0.0]]
     assert calls == ["totals", "phases"]
 

@@ -53,7 +53,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self.samples_per_second: float | None = None
         self.validated: dict[str, float] = {}  # at the end of this epoch, by a loop of the user's own
         self.rates: list[float] = []  # samples a second in each log window
-        self.clock = Clock()
+        self.clock = Clock(queues_on_gpu=learner.runs_ahead and uses_gpus(config.runtime))
         self.stragglers = Stragglers(group.hosts, config.runtime.straggler_factor, not uses_gpus(config.runtime))
         self._source: Any = None  # the loader's generator
         self._batches: Iterator[RankBatch] = iter(())
@@ -147,8 +147,8 @@ class Job(TrainingProgress, Generic[LearnerType]):
 
         Reading a window waits until a GPU has computed it. If the next step is queued before, the GPU has work then.
         """
-        phases = self.learner.timer.close(len(self._losses))
-        self._closed = ClosedWindow(self.step, self.epoch, self._losses, self.learner.take_totals(), phases)
+        phases, totals = self.learner.timer.close(len(self._losses)), self.learner.take_totals()
+        self._closed = ClosedWindow(self.step, self.epoch, self._losses, totals, phases, self.clock.close())
         self._losses = []
         if self._noise or not (self.learner.runs_ahead and self.next_step_only_trains):
             self._write_closed()
@@ -165,11 +165,11 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._check_finite(values["loss"], window.losses, window.step)
         steps = len(window.losses)
         self._epoch_loss = [self._epoch_loss[0] + totals[0], self._epoch_loss[1] + totals[count]]
-        seconds, waited = self.clock.lap()
+        seconds, waited = window.lap()
         self._epoch_seconds += seconds
         self._epoch_steps += steps
         self.rates.append(steps * self.plan.global_batch / seconds)
-        phases = self._compare_ranks(totals[2 * count :], steps, seconds)
+        phases = self._compare_ranks(totals[2 * count :], window.step, steps, seconds)
         self.journal.write(
             "step",
             step=window.step,
@@ -376,13 +376,13 @@ class Job(TrainingProgress, Generic[LearnerType]):
         sums = self.group.sum(torch.cat(own)).tolist()
         return self._noise.write(sums) if self._noise else sums
 
-    def _compare_ranks(self, phases: list[float], steps: int, seconds: float) -> dict[str, float]:
+    def _compare_ranks(self, phases: list[float], last_step: int, steps: int, seconds: float) -> dict[str, float]:
         """Where the time of a window went, from the phases of all ranks; a slow one is named."""
         rows = phases_by_rank(phases)
         if not rows:
             return {}
         own = [row[StepPart.DATA] + row[StepPart.FORWARD] for row in rows]
-        for line in self.stragglers.compare(own, steps, seconds, self.step):
+        for line in self.stragglers.compare(own, steps, seconds, last_step):
             self.journal.say(line)
         return combine(rows, seconds)
 

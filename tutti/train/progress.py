@@ -224,8 +224,8 @@ class TrainingProgress:
 
     @property
     def next_step_only_trains(self) -> bool:
-        """Whether no checkpoint, validation or line of the log is due before the end of the next step."""
-        return not (self.epoch_ends or self.saves_now or self.logs_after(self.step + 1))
+        """Whether there is a next step, and no checkpoint, validation or line of the log is due before its end."""
+        return not (self.is_over or self.epoch_ends or self.saves_now or self.logs_after(self.step + 1))
 
     @property
     def saves_before_validation(self) -> bool:

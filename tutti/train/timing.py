@@ -1,5 +1,6 @@
 """Where the seconds of a run go: log windows, the phases of a step, and ranks that the others wait for."""
 
+import functools
 import itertools
 import math
 import time
@@ -17,9 +18,13 @@ from tutti.runs.step_parts import TIMED, StepPart
 
 
 class Clock:
-    """Measures a window from lap to lap, and sums up the seconds of the whole run by what they went to."""
+    """Measures the windows of a run, and sums up the seconds of the whole run by what they went to.
 
-    def __init__(self) -> None:
+    Where steps are queued on a GPU, a window ends when that has computed them, which the host may be far ahead of.
+    """
+
+    def __init__(self, queues_on_gpu: bool = False) -> None:
+        self._ends = _find_gpu_time if queues_on_gpu else _find_time
         self.totals = {"training": 0.0, "waiting_for_data": 0.0, "validation": 0.0, "checkpoints": 0.0}
         self._start = time.perf_counter()
         self._waited = 0.0
@@ -35,11 +40,6 @@ class Clock:
     def wait_ended(self, began: float) -> None:
         self._waited += time.perf_counter() - began
 
-    @property
-    def waited(self) -> float:
-        """Seconds of this window spent waiting for data so far."""
-        return self._waited
-
     @contextmanager
     def paused(self, what: str) -> Iterator[None]:
         """Leave out what is not training, and add it up by its name."""
@@ -50,14 +50,48 @@ class Clock:
             self._paused += time.perf_counter() - began
             self.totals[what] += time.perf_counter() - began
 
-    def lap(self) -> tuple[float, float]:
-        """Seconds of training since the last lap, and those of them spent waiting for data."""
-        now = time.perf_counter()
-        seconds, waited = max(now - self._start - self._paused, 1e-9), self._waited
-        self._start, self._waited, self._paused = now, 0.0, 0.0
-        self.totals["training"] += seconds
-        self.totals["waiting_for_data"] += waited
-        return seconds, waited
+    def close(self) -> Callable[[], tuple[float, float]]:
+        """End a window with what is queued; returns a function that gives its seconds, and those spent waiting for data.
+
+        It is called once, before the window after it ends, and waits for a GPU.
+        """
+        ended, waited = self._ends(), self._waited
+        self._waited = 0.0
+
+        def lap() -> tuple[float, float]:
+            end = ended()
+            seconds = max(end - self._start - self._paused, 1e-9)
+            self._start, self._paused = end, 0.0
+            self.totals["training"] += seconds
+            self.totals["waiting_for_data"] += waited
+            return seconds, waited
+
+        return lap
+
+
+def _find_time() -> Callable[[], float]:
+    now = time.perf_counter()
+    return lambda: now
+
+
+def _find_gpu_time() -> Callable[[], float]:
+    """Returns a function that gives the host's time at which the GPU has computed what is queued now."""
+    computed = torch.cuda.Event(enable_timing=True)
+    computed.record()
+
+    def find() -> float:
+        computed.synchronize()
+        now = torch.cuda.Event(enable_timing=True)
+        now.record(_idle_stream())  # the stream that computes may have the next step queued
+        now.synchronize()
+        return time.perf_counter() - computed.elapsed_time(now) / 1000
+
+    return find
+
+
+@functools.cache
+def _idle_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream(priority=-1)  # torch hands out the same streams again, those of this priority to nobody
 
 
 _PAUSE = "pause"
@@ -186,6 +220,7 @@ class ClosedWindow:
     losses: Sequence[Any]  # of the steps
     totals: Callable[[], torch.Tensor]  # waits for a GPU
     phases: Callable[[], Mapping[StepPart, float]]  # to be read after the totals
+    lap: Callable[[], tuple[float, float]]  # its seconds, and those spent waiting for data
 
     def read(self, rank: int, world_size: int) -> list[torch.Tensor]:
         """The totals, and the seconds by phase at this rank's place in a row of zeros; empty if none are measured."""
