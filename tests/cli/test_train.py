@@ -67,7 +67,13 @@ def test_a_run_that_has_not_ended_is_not_finished(run: RunFolder) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "command", [["train", "digits/mlp", "-n", "2", "epochs=1"], ["bench", "digits/mlp", "--seconds", "1"]]
+    "command",
+    [
+        ["train", "digits/mlp", "-n", "2", "epochs=1"],
+        ["bench", "digits/mlp", "--seconds", "1"],
+        ["scale", "digits/mlp", "--ranks", "1", "--mode", "weak", "--steps", "4", "--warmup", "2"],
+    ],
+    ids=lambda command: command[0],
 )
 def test_a_command_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path, command: list[str]) -> None:
     """As with `| head`: the run ends as any other, and its record says so."""

@@ -125,6 +125,7 @@ class Planned:
     mode: Mode | None = None
 
 
+@lasting_output()
 def start_study(planned: Planned, options: StudyOptions, at_once: int | None = None) -> None:
     """Create the folder of a study, and run or submit it; `at_once` points run together on this machine."""
     config = planned.checked[0].config
@@ -150,6 +151,7 @@ def start_study(planned: Planned, options: StudyOptions, at_once: int | None = N
             _run(folder, definition, executor, False, definition.at_once)
 
 
+@lasting_output()
 def resume_study(given: str, kind: Kind, options: StudyOptions, at_once: int | None = None) -> None:
     """Run the missing points of a study; of a submitted study, check its jobs first."""
     folder = find_study(given, kind, options.out or "runs")
@@ -211,7 +213,6 @@ def _print_title(definition: Definition, recipe: str, folder: StudyFolder) -> No
     print(f"{definition.kind} study of {recipe}: {mode}{points}\nstudy folder: {folder.path}", flush=True)
 
 
-@lasting_output()
 def _run(folder: StudyFolder, definition: Definition, executor: Executor, retry: bool, at_once: int) -> None:
     try:
         with _ended_by_signals(), StudyProgress(folder, definition, at_once) as shown:

@@ -51,9 +51,9 @@ class Clock:
             self.totals[what] += time.perf_counter() - began
 
     def close(self) -> Callable[[], tuple[float, float]]:
-        """End a window with what is queued; returns a function that gives its seconds, and those spent waiting for data.
+        """End a window with what is queued; returns a function that gives its seconds, and those of them without data.
 
-        It is called once, before the window after it ends, and waits for a GPU.
+        That is called once, before the window after it ends, and waits for a GPU.
         """
         ended, waited = self._ends(), self._waited
         self._waited = 0.0
@@ -220,7 +220,7 @@ class ClosedWindow:
     losses: Sequence[Any]  # of the steps
     totals: Callable[[], torch.Tensor]  # waits for a GPU
     phases: Callable[[], Mapping[StepPart, float]]  # to be read after the totals
-    lap: Callable[[], tuple[float, float]]  # its seconds, and those spent waiting for data
+    lap: Callable[[], tuple[float, float]]  # its seconds, and those of them without data
 
     def read(self, rank: int, world_size: int) -> list[torch.Tensor]:
         """The totals, and the seconds by phase at this rank's place in a row of zeros; empty if none are measured."""
