@@ -34,7 +34,7 @@ def outcome(accuracies: tuple[float, ...] = (0.5, 0.9, 0.8), train_loss: float =
 def test_the_first_epoch_at_the_target_is_when_it_is_reached() -> None:
     found = read_figures(outcome(), Goal("target", metric="valid_accuracy", target=0.75)).reached
     assert found is not None
-    assert (found.epoch, found.step, found.seconds) == (2, 20, 3.0)
+    assert (found.epoch, found.step, found.seconds, found.after_step) == (2, 20, 3.0, 10)
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:

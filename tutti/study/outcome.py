@@ -181,6 +181,7 @@ class Reached:
     epoch: int
     step: int
     seconds: float  # of training
+    after_step: int = 0  # of the last validation that did not reach it
 
 
 @dataclass(frozen=True)
@@ -302,4 +303,8 @@ def _reached(outcome: PointOutcome, goal: Goal) -> Reached | None:
         found = [epoch for epoch in outcome.epochs if is_reached(target, epoch.metrics)]
     elif goal.kind != "full":
         return None
-    return Reached(found[0].epoch, found[0].step, found[0].seconds) if found else None
+    if not found:
+        return None
+    first = found[0]
+    before = max((epoch.step for epoch in outcome.epochs if epoch.step < first.step), default=0)
+    return Reached(first.epoch, first.step, first.seconds, before)
