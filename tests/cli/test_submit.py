@@ -323,7 +323,7 @@ def test_a_pbs_job_trains_on_real_ranks(cluster: Cluster) -> None:
     done = cluster.start(folder, PBS_JOBID="1.pbs", PBS_NODEFILE=str(cluster.folder / "nodes"))
     printed = (folder / "logs" / "job-1.pbs.out").read_text()
     assert done.code == 0, printed
-    assert "2 rank(s) on cpu" in printed
+    assert "2 ranks on cpu" in printed
     assert printed.endswith("tutti: the run is complete.\n")
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["ranks"]) == ("finished", 2)
