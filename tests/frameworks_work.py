@@ -141,6 +141,8 @@ def on_one_rank(out: Path, folder: Path, lively: Path) -> dict[str, Any]:
     found["profiled"] = train("profiled", out, framework="tensorflow", **PLAIN | logged)
     found["bad_rate"] = _refusal(out)
     _, found["wrong_optimizer"] = _refusal(out, {"optim": {"name": "collections:OrderedDict", "lr": 1.0}})
+    unknown = {"name": "keras.optimizers:RMSprop", "lr": 1.0, "rhoo": 0.8}
+    _, found["wrong_option"] = _refusal(out, {"optim": unknown})
     found["after"] = used_afterwards(found["keras_plain"]["folder"], out)
     found["applied"] = applied(lively, out)
     return found | checks()

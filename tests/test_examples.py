@@ -83,7 +83,7 @@ def test_the_notebook_trains_on_two_ranks(tmp_path: Path) -> None:
     results = [cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs]
     trained, same, figure, failed = results
     printed = "".join(output.get("text", "") for output in trained)
-    assert "2 rank(s) on cpu" in printed and "epoch 5/5" in printed
+    assert "2 ranks on cpu" in printed and "epoch 5/5" in printed
     assert float(trained[-1].data["text/plain"]) < 0.05
     assert same[0].data["text/plain"] == "True"
     assert "image/png" in figure[0].data

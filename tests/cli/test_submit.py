@@ -151,8 +151,21 @@ def test_data_that_is_not_visible_from_here_is_a_warning(cluster: Cluster) -> No
     done = cluster.tutti(*words)
     assert done.code == 0
     assert f"warning: {cluster.folder}/mnist, where the recipe reads its data, is not visible from here." in done.err
-    (cluster.folder / "mnist").mkdir()
+    (cluster.folder / "mnist").mkdir()  # as a download without internet leaves it
+    assert cluster.tutti(*words).err == done.err
+    (cluster.folder / "mnist" / "train-images-idx3-ubyte").touch()
     assert cluster.tutti(*words).err == ""
+
+
+def test_two_boxes_that_are_not_visible_are_a_warning_of_a_study_too(cluster: Cluster) -> None:
+    words = ("--on", "slurm", "--dry-run", f"data.train={cluster.folder}/a.h5", f"data.valid={cluster.folder}/b.h5")
+    warned = (
+        f"warning: {cluster.folder}/a.h5, {cluster.folder}/b.h5, where the recipe reads its data, are not visible from "
+        "here. If the nodes do not see them either, fetch them (tutti data get) or set data.train and data.valid to "
+        "files of a shared file system.\n"
+    )
+    assert cluster.tutti("submit", "nbody", *words).err == warned
+    assert cluster.tutti("scale", "nbody", "--ranks", "1,2", "--mode", "weak", *words).err == warned
 
 
 @pytest.mark.system
@@ -310,7 +323,7 @@ def test_a_pbs_job_trains_on_real_ranks(cluster: Cluster) -> None:
     done = cluster.start(folder, PBS_JOBID="1.pbs", PBS_NODEFILE=str(cluster.folder / "nodes"))
     printed = (folder / "logs" / "job-1.pbs.out").read_text()
     assert done.code == 0, printed
-    assert "2 rank(s) on cpu" in printed
+    assert "2 ranks on cpu" in printed
     assert printed.endswith("tutti: the run is complete.\n")
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["ranks"]) == ("finished", 2)

@@ -1,4 +1,4 @@
-"""What `tutti train FOLDER` answers for a run that has ended."""
+"""What `tutti train FOLDER` answers for a run that has ended, and what ranks import first."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from conftest import environment
 from prepared import PYTHON
 from waiting import wait_for_end
 
-from tutti.cli.train import is_finished
-from tutti.config.load import resolve
+from tutti.cli.train import find_needs, is_finished
+from tutti.config.load import load, resolve
 from tutti.errors import ConfigError
 from tutti.runs.folder import RunFolder, create_folder, write_config
 
@@ -86,3 +86,11 @@ def test_a_command_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path, comm
         assert process.stderr is not None and (process.stderr.read(), code) == ("", 0)
     (record,) = tmp_path.glob("**/record.json")
     assert json.loads(record.read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("framework", ["keras", "tensorflow"])
+def test_ranks_load_triton_before_tensorflow(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the other order Triton, which torch has where there are GPUs, ends the process with SIGSEGV."""
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    needs = find_needs(load("mnist/keras", f"framework={framework}"))
+    assert needs.index("triton") < needs.index("tensorflow")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tutti.config.load import load, resolve_values
-from tutti.config.plan import make_plan
+from tutti.config.plan import MANY_SAMPLES, make_plan
 from tutti.config.schedule import Schedule, make_schedule, scale_factor
 from tutti.errors import ConfigError
 
@@ -172,13 +172,28 @@ def test_a_warm_up_is_shortened_where_only_the_run_was(given: str) -> None:
     made = make_schedule(config, plan)
     assert made.warmup_steps == plan.total_steps
     assert made.notes == (
-        f"warm-up shortened to the {plan.total_steps} steps of this run: the recipe has 3,905, for more epochs",
+        f"warm-up shortened to the {plan.total_steps} steps of this run: the recipe has 3,905 steps, for more epochs",
     )
     config = load("cifar10/resnet_small", given, "schedule.warmup_epochs=3")
     with pytest.raises(ConfigError, match="is longer than the whole run"):
         make_schedule(config, plan)
     config = load("cifar10/resnet_small", "epochs=20")
     assert make_schedule(config, make_plan(config, 1, 50_000)).notes == ()
+
+
+def test_before_samples_are_counted_a_warm_up_is_compared_in_its_own_unit() -> None:
+    def made(*overrides: str) -> Schedule:
+        config = load("cifar10/resnet_small", *overrides)
+        return make_schedule(config, make_plan(config, 1, MANY_SAMPLES))
+
+    assert made("epochs=1").notes == (
+        "warm-up shortened to the 1 epoch of this run: the recipe has 5 epochs, for more epochs",
+    )
+    assert made("max_steps=100").notes == made("max_steps=100", "schedule.warmup_epochs=5").notes == ()
+    with pytest.raises(ConfigError, match=r"a warm-up of 5 epochs is longer than the whole run of 1 epoch\. Shorten"):
+        made("epochs=1", "schedule.warmup_epochs=5")
+    with pytest.raises(ConfigError, match=r"a warm-up of 200 steps is longer than the whole run of 100 steps\."):
+        made("max_steps=100", "schedule.warmup_steps=200")
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])

@@ -24,6 +24,16 @@ from tutti.errors import ConfigError
         ),
         ("mnist", ["framework=keras", "backend=theano"], ["backend='theano'", "'tensorflow', 'torch' or 'jax'"]),
         ("mnist", ["backend=jax"], ["backend='jax' with framework=torch", "Set framework=keras"]),
+        (
+            "mnist",
+            ["optim.name=keras.optimizers:RMSprop", "optim.lr=1e-3"],
+            ["'keras.optimizers:RMSprop' with framework=torch: expected an optimizer of torch", "set framework=keras"],
+        ),
+        (
+            "mnist/keras",
+            ["optim.name=lars", "optim.lr=1e-3"],
+            ["expected sgd, adam, adamw. Choose one of them, or one of Keras as keras.optimizers:RMSprop, or set"],
+        ),
         ("mnist", ["framework=tensorflow", "backend=jax"], ["backend='jax' with framework=tensorflow"]),
         (
             "nbody",

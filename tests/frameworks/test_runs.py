@@ -260,6 +260,7 @@ def test_a_run_with_an_optimizer_of_keras_ends_after_max_steps(one: dict[str, An
 
 def test_an_optimizer_that_is_none_of_keras_is_refused(one: dict[str, Any]) -> None:
     assert "expected a class of optimizers of Keras, for example keras.optimizers:RMSprop" in one["wrong_optimizer"]
+    assert "optim: RMSprop failed with ValueError: Argument(s) not recognized: {'rhoo': 0.8}" in one["wrong_option"]
 
 
 def test_a_run_is_evaluated_exported_and_begun_with(one: dict[str, Any]) -> None:

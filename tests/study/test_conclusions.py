@@ -162,6 +162,20 @@ def test_a_collapse_of_some_seeds_is_no_collapse_of_all(tmp_path: Path) -> None:
     assert "Some runs collapse, by the global batch: 1 of 3 at 256." in said
 
 
+def test_settings_of_two_sweeps_are_compared_where_both_have_finished(tmp_path: Path) -> None:
+    def sweep(name: str, batches: list[int], accuracy: float | None) -> StudyFolder:
+        made = None if accuracy is None else lambda point: learned(accuracy, point)
+        return sweep_study(tmp_path / name, made or (lambda _: None), {"batch.global": batches}, seeds=3)
+
+    one = sweep("one", [64, 256], 0.9)
+    none = "The two studies have no setting in common with a validation accuracy: nothing is compared."
+    assert none in sentences(one, sweep("elsewhere", [128, 512], 0.9))
+    assert none in sentences(one, sweep("waiting", [64, 256], None))
+    assert "None of the 2 settings in both studies differs" in sentences(one, sweep("same", [64, 256], 0.9))
+    said = sentences(one, sweep("worse", [64], 0.5))
+    assert "Validation accuracy is better here with global batch 64: " in said
+
+
 def test_the_only_curve_needs_no_name(tmp_path: Path) -> None:
     said = sentences(sweep_study(tmp_path / "s", lambda p: learned(0.9, p), {"batch.global": [64, 256]}))
     assert "No run collapses at any value of the global batch up to 256, the largest tried." in said
@@ -177,6 +191,33 @@ def test_the_fewest_steps_to_a_target_are_named(tmp_path: Path) -> None:
     assert "in 25 steps; whether 1 other setting needs more cannot be told with 2 seeds." in said
     said = sentences(sweep_study(tmp_path / "t", made, {"optim.name": ["lamb", "sgd"]}, 3, goal))
     assert "Lamb reaches a validation accuracy of 95.00% in the fewest steps: 25." in said
+
+
+def test_steps_between_validations_are_not_compared(tmp_path: Path) -> None:
+    """With a small batch the first validation comes after more steps than a large one needs."""
+
+    def made(point: Point) -> Made:
+        small = point.values["batch.global"] == 64
+        accuracies = [0.96, 0.97] if small else [0.5, 0.96]
+        return Made(epochs=[{"valid_accuracy": each} for each in accuracies], windows=200 if small else 10)
+
+    goal = Goal("target", metric="valid_accuracy", target=0.95)
+    said = sentences(sweep_study(tmp_path / "s", made, {"batch.global": [64, 1024]}, 3, goal))
+    assert (
+        "A global batch of 1,024 reaches a validation accuracy of 95.00% in 50 steps; whether 1 other setting needs "
+        "more cannot be told with 3 seeds, each validated after whole epochs."
+    ) in said
+
+
+def test_a_setting_that_reaches_the_target_in_some_runs_is_not_said_to_need_more_steps(tmp_path: Path) -> None:
+    def made(point: Point) -> Made:
+        if point.values["optim.name"] == "lamb":
+            return Made(epochs=[{"valid_accuracy": 0.9}] * 4 + [{"valid_accuracy": 0.96}])
+        return Made(epochs=[{"valid_accuracy": 0.96 if point.repeat < 3 else 0.9}] * 5)
+
+    goal = Goal("target", metric="valid_accuracy", target=0.95)
+    said = sentences(sweep_study(tmp_path / "s", made, {"optim.name": ["lamb", "sgd"]}, 3, goal))
+    assert "in the fewest steps of the settings that reach it in every run: 50." in said
 
 
 def test_a_study_that_has_not_run_concludes_nothing_but_that(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def outcome(accuracies: tuple[float, ...] = (0.5, 0.9, 0.8), train_loss: float =
 def test_the_first_epoch_at_the_target_is_when_it_is_reached() -> None:
     found = read_figures(outcome(), Goal("target", metric="valid_accuracy", target=0.75)).reached
     assert found is not None
-    assert (found.epoch, found.step, found.seconds) == (2, 20, 3.0)
+    assert (found.epoch, found.step, found.seconds, found.after_step) == (2, 20, 3.0, 10)
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:
@@ -61,6 +61,18 @@ def test_final_and_best_metrics_are_told() -> None:
 def test_an_accuracy_near_chance_is_a_collapse() -> None:
     assert find_collapse(outcome((0.1135,))) == "an accuracy of 11.3% is near chance, 10.0%"  # exp(-2.3) > 8 %
     assert find_collapse(outcome((0.2,))) is None
+
+
+def test_chance_is_that_of_the_classes_and_not_of_a_start_that_knows_them() -> None:
+    """Weights to begin with, two classes, and classes of unequal size, of which the first weights guess the largest."""
+    begun = {"train_loss": 0.4, "valid_accuracy": 0.8}
+    assert find_collapse(outcome((0.9,), start=begun)) is None
+    assert find_collapse(outcome((0.82,), start=begun, num_classes=10)) is None
+    assert find_collapse(outcome((0.11,), start=begun, num_classes=10)) == "an accuracy of 11.0% is near chance, 10.0%"
+    two = {"train_loss": math.log(2), "valid_accuracy": 0.5}
+    assert find_collapse(outcome((0.72,), start=two)) is None
+    assert find_collapse(outcome((0.52,), start=two)) == "an accuracy of 52.0% is near chance, 50.0%"
+    assert find_collapse(outcome((0.97,), start=two | {"valid_accuracy": 0.9}, num_classes=2)) is None
 
 
 def test_a_loss_above_its_start_is_a_collapse() -> None:

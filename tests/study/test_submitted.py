@@ -56,13 +56,19 @@ def test_a_dry_run_prints_every_script_and_writes_nothing(
     """On a machine without a scheduler, as to look at the scripts before an account is there."""
     monkeypatch.chdir(tmp_path)
     checked = scale_points("digits", [], [4, 8], "weak", Goal("steps", 10, 1), 1)
-    options = StudyOptions("digits", on="theta", ranks_per_node=4, account="me", dry_run=True)
+    options = StudyOptions(
+        "digits", on="theta", ranks_per_node=4, account="me", directives=["-O scaling"], dry_run=True
+    )
     start_study(Planned("scale", "digits", (), Goal("steps", 10, 1), checked, "weak"), options)
     printed = capsys.readouterr().out
     assert printed.count("#!/bin/bash") == 2
     assert "aprun -n 4 -N 4 -d 32 -j 2 -cc depth" in printed
     assert "aprun -n 8 -N 4 -d 32 -j 2 -cc depth" in printed
+    assert printed.count("#COBALT -O scaling\n") == 2
+    assert f"FOLDER={tmp_path}/runs/studies/digits/DATE_TIME_scale_weak/points/n4-r1\n" in printed
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="--directive -O scaling is for points that are jobs: expected --on slurm"):
+        StudyOptions("digits", directives=["-O scaling"])
     with pytest.raises(ConfigError, match=r"--dry-run prints the jobs of a new study: expected --on slurm"):
         StudyOptions("digits", dry_run=True)
 

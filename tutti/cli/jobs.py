@@ -10,15 +10,14 @@ from typing import Annotated
 import typer
 
 from tutti import units
-from tutti.cli.options import Account, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
-from tutti.config.check import data_paths
+from tutti.cli.options import Account, Directives, Overrides, Preflight, Queue, Recipe, RunsFolder, examples
 from tutti.errors import FolderError
 from tutti.launch.cluster.requeue import CANCELLED, ended_early, finish, requeue_run
 from tutti.launch.cluster.requeue import begin as begin_job
 from tutti.launch.cluster.resources import Wishes, show_time
 from tutti.launch.cluster.staging.script import StagingWishes
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, logged_ranks, look, output_files
-from tutti.launch.cluster.submission import prepare, submit_run
+from tutti.launch.cluster.submission import describe_missing_data, prepare, submit_run
 from tutti.runs.folder import RunFolder
 from tutti.runs.jobs import Attempt, describe, find_jobs
 
@@ -53,9 +52,7 @@ def submit(
     queue: Queue = None,
     constraint: Annotated[str | None, typer.Option(help="A constraint on the nodes.")] = None,
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default="the recipe's")] = None,
-    directive: Annotated[
-        list[str] | None, typer.Option(help="A directive in the scheduler's own syntax; may be repeated.")
-    ] = None,
+    directive: Directives = None,
     max_requeues: Annotated[int, typer.Option(help="How often the run may be requeued.")] = 10,
     preflight: Preflight = False,
     stage_environment: Annotated[
@@ -87,12 +84,8 @@ def submit(
     )
     staging = StagingWishes(stage_environment, local_disk, keep_staged)
     submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, staging)
-    if missing := [path for path in data_paths(submission.config) if not Path(path).exists()]:
-        print(
-            f"warning: {', '.join(missing)}, where the recipe reads its data, is not visible from here. If the nodes "
-            "do not see it either, fetch it (tutti data get) or set data.path to a folder of a shared file system.",
-            file=sys.stderr,
-        )
+    if warning := describe_missing_data([submission.config]):
+        print(warning, file=sys.stderr)
     if dry_run:
         print(submission.script(submission.planned_folder()), end="")
         return

@@ -44,6 +44,9 @@ JOBS_PANEL = "As jobs of a cluster"
 Account = Annotated[str | None, typer.Option(help=_ACCOUNT)]
 Queue = Annotated[str | None, typer.Option(help=_QUEUE)]
 JobAccount = Annotated[str | None, typer.Option(help=_ACCOUNT, rich_help_panel=JOBS_PANEL)]
+_DIRECTIVE = "A directive in the scheduler's own syntax; may be repeated."
+Directives = Annotated[list[str] | None, typer.Option("--directive", help=_DIRECTIVE)]
+JobDirectives = Annotated[list[str] | None, typer.Option("--directive", help=_DIRECTIVE, rich_help_panel=JOBS_PANEL)]
 JobQueue = Annotated[str | None, typer.Option(help=_QUEUE, rich_help_panel=JOBS_PANEL)]
 
 

@@ -73,7 +73,7 @@ def show(
     samples = _train_samples(resolved.config, needed=plot_lr is not None)
     plan = make_plan(resolved.config, world_size, MANY_SAMPLES if samples is None else samples)
     schedule = make_schedule(resolved.config, plan)
-    _print_plan(console, plan, schedule, is_counted=samples is not None)
+    _print_plan(console, plan, schedule)
     if plot_lr is not None:
         from tutti.report.curves import draw_schedule
 
@@ -141,7 +141,7 @@ def _print_values(console: Console, resolved: Resolved) -> None:
         console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
 
 
-def _print_plan(console: Console, plan: Plan, schedule: Schedule, is_counted: bool) -> None:
+def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
     """What a run does on its ranks; where samples are not counted, what does not depend on their number."""
     ranks, layout = units.count(plan.world_size, "rank"), plan.layout
     shares = ranks if layout.sharing == 1 else f"{layout.data_ranks} data"
@@ -157,8 +157,8 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule, is_counted: bo
             f"{plan.global_batch} = {shares} x {plan.per_rank_batch} ({plan.passes} x {plan.micro_batch})",
         ),
         *([] if layout.is_data_parallel else [("layout", layout.line())]),
-        ("steps", steps if is_counted else "not known before the data is read"),
-        ("learning rate", f"{rates}{warmup}, {last:.3g} last" if is_counted else rates),
+        ("steps", steps if plan.is_counted else "not known before the data is read"),
+        ("learning rate", f"{rates}{warmup}, {last:.3g} last" if plan.is_counted else rates),
     )
     console.print(f"\n[bold]on {ranks}[/]")
     for line in (*units.table(("", ""), rows, left=("",))[1:], *schedule.notes, *layout.notes):

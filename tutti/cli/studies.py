@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from tutti import units
-from tutti.cli.options import JOBS_PANEL, JobAccount, JobQueue, Overrides, complete_recipe
+from tutti.cli.options import JOBS_PANEL, JobAccount, JobDirectives, JobQueue, Overrides, complete_recipe
 from tutti.cli.ranks import terminate
 from tutti.config.recipes import make_importable
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError, Interrupted
 from tutti.launch import local
 from tutti.launch.cluster.resources import Wishes
+from tutti.launch.cluster.submission import describe_missing_data
 from tutti.runs.output import lasting_output
 from tutti.runs.record import now, versions
 from tutti.runs.step_parts import StepPart
@@ -41,10 +42,10 @@ from tutti.study.definition import (
     read_state,
 )
 from tutti.study.executors import Executor, Local, check_at_once, check_capacity, choose_executor
-from tutti.study.folder import find_study, lock_study, make_study
+from tutti.study.folder import find_study, lock_study, make_study, planned_study
 from tutti.study.outcome import PointOutcome, RunFigures, Summary, read_figures, read_outcomes, summarise
 from tutti.study.running import PointProgress, run_study
-from tutti.study.submitted import prepare_jobs, submit_missing, update_states, write_jobs
+from tutti.study.submitted import prepare_jobs, render_scripts, submit_missing, update_states, write_jobs
 from tutti.study.sweep_results import value_words
 
 _REASON_LENGTH = 80  # characters of a reason in a line
@@ -72,6 +73,7 @@ class StudyOptions:
     ] = None
     account: JobAccount = None
     queue: JobQueue = None
+    directives: JobDirectives = None
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the job scripts and write nothing.", rich_help_panel=JOBS_PANEL),
@@ -79,7 +81,9 @@ class StudyOptions:
 
     def __post_init__(self) -> None:
         """Refuse options of jobs for points that are not jobs."""
-        for option, value in (("--time", self.time), ("--account", self.account), ("--queue", self.queue)):
+        directive = next(iter(self.directives or ()), None)
+        of_jobs = {"--time": self.time, "--account": self.account, "--queue": self.queue, "--directive": directive}
+        for option, value in of_jobs.items():
             if self.on is None and value is not None:
                 raise ConfigError(f"{option} {value} is for points that are jobs: expected --on slurm, for example.")
         if self.dry_run and (self.on is None or self.resume is not None):
@@ -90,8 +94,8 @@ class StudyOptions:
     @property
     def wishes(self) -> Wishes:
         """The resources of each job."""
-        time = self.time or Wishes.time
-        return Wishes(ranks_per_node=self.ranks_per_node, time=time, account=self.account, queue=self.queue)
+        given = {"account": self.account, "queue": self.queue, "directives": tuple(self.directives or ())}
+        return Wishes(ranks_per_node=self.ranks_per_node, time=self.time or Wishes.time, **given)
 
     def new_recipe(self, example: str) -> str:
         """The recipe of a new study, whose modules can be imported afterwards."""
@@ -133,8 +137,11 @@ def start_study(planned: Planned, options: StudyOptions, at_once: int | None = N
     if options.on is not None:
         _refuse_at_once(at_once)
         jobs = prepare_jobs(planned.recipe, planned.checked, options.on, options.wishes, options.dry_run)
+        if warning := describe_missing_data([each.config for each in planned.checked]):
+            print(warning, file=sys.stderr)
         if options.dry_run:
-            print("\n".join(job.script(job.planned_folder()) for job in jobs), end="")
+            folder = planned_study(options.out or config.out, config.recipe, planned.kind, planned.mode)
+            print("\n".join(render_scripts(folder, planned.checked, jobs)), end="")
             return
     else:
         executor = _executor(options.ranks_per_node, [each.point.ranks for each in planned.checked])

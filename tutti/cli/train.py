@@ -272,7 +272,7 @@ def find_needs(config: RunConfig) -> list[str]:
         return ["tutti.train.torch", "torch._dynamo"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow when it is imported
     on_tensorflow = config.framework == "tensorflow" or keras_backend(config) == "tensorflow"
-    return ["torch", "tensorflow"] if on_tensorflow else ["torch"]
+    return ["torch", "triton", "tensorflow"] if on_tensorflow else ["torch"]  # in the other order Triton crashes
 
 
 def _run_rank(

@@ -33,6 +33,18 @@ def data_paths(config: RunConfig) -> list[str]:
     return [path for data in (config.data, *config.valid_sets().values()) for path in _paths_of(data)]
 
 
+def missing_data(configs: Iterable[RunConfig]) -> list[str]:
+    """The paths of the data of some recipes that cannot be seen from here, or are empty folders."""
+    return [path for path in dict.fromkeys(p for config in configs for p in data_paths(config)) if _is_missing(path)]
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        return not Path(path).exists() or (Path(path).is_dir() and not any(Path(path).iterdir()))
+    except OSError:  # there, but not to be read by whoever submits
+        return False
+
+
 def _paths_of(data: DatasetOptions) -> list[str]:
     options: dict[str, Any] = data.options()
     if data.name == "nbody":

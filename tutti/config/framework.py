@@ -50,6 +50,11 @@ def _refuse_with_torch(config: RunConfig) -> None:
             f"backend={config.backend!r} with framework=torch: only Keras has backends. "
             "Set framework=keras, or leave backend out."
         )
+    if config.optim.name.startswith(("keras.", "tensorflow.")):
+        raise ConfigError(
+            f"optim.name={config.optim.name!r} with framework=torch: expected an optimizer of torch, for example "
+            "torch.optim:RMSprop. Choose one, or set framework=keras."
+        )
     if config.log.profile is not None:
         raise ConfigError(
             f"log.profile={list(config.log.profile)} with framework=torch: the profiler is TensorFlow's. "
@@ -89,9 +94,10 @@ def _check_parts(config: RunConfig) -> None:
         part: parts.PartOptions = getattr(config, section)
         if config.framework not in part.frameworks():
             there = ", ".join(parts.names_in(section, config.framework))
+            of_keras = ", or one of Keras as keras.optimizers:RMSprop," if section == "optim" else ","
             raise ConfigError(
                 f"{section}.name={part.name!r} does not exist in framework={config.framework}: expected {there}. "
-                "Choose one of them, or set framework=torch."
+                f"Choose one of them{of_keras} or set framework=torch."
             )
     for name in config.metrics:
         if name not in parts.METRICS:

@@ -116,7 +116,7 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
         layers.add(values, source)
     layers.override(overrides)
     if _may_shorten_warmup(layers):
-        layers.merge({"schedule": {"shorten_warmup": True}}, "because the run was shortened")
+        layers.merge({"schedule": {"shorten_warmup": True}}, "because the length of the run was given")
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
         layers.add({"recipe": name}, "name of the recipe")

@@ -41,6 +41,11 @@ class Plan:
         return self.train_samples // self.global_batch
 
     @property
+    def is_counted(self) -> bool:
+        """Whether the number of samples is known, and so how many steps an epoch has."""
+        return self.train_samples != MANY_SAMPLES
+
+    @property
     def total_steps(self) -> int:
         steps = self.steps_per_epoch * self.epochs
         return steps if self.max_steps is None else min(steps, self.max_steps)

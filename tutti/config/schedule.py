@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tutti.config.plan import Plan
 from tutti.config.run import RunConfig
+from tutti.config.schema import ScheduleConfig
 from tutti.errors import ConfigError
 from tutti.units import count
 
@@ -23,17 +24,7 @@ class Schedule:
     total_steps: int
     milestones: tuple[int, ...] = ()  # in steps
     factor: float = 0.1
-    given_warmup_steps: int | None = None  # of a warm-up that was shortened
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the schedule changes of the recipe, in words."""
-        if self.given_warmup_steps is None:
-            return ()
-        return (
-            f"warm-up shortened to the {count(self.total_steps, 'step')} of this run: "
-            f"the recipe has {count(self.given_warmup_steps)}, for more epochs",
-        )
+    notes: tuple[str, ...] = ()  # what the schedule changes of the recipe
 
     def lr_at(self, step: int) -> float:
         """The rate used for the given step, counted from 0."""
@@ -74,14 +65,16 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
         warmup = given.warmup_steps
     else:
         warmup = _in_steps(given.warmup_epochs or 0, plan)
-    shortened = None
-    if warmup > plan.total_steps and given.shorten_warmup:
-        shortened, warmup = warmup, plan.total_steps
-    if warmup > plan.total_steps:
-        raise ConfigError(
-            f"a warm-up of {warmup} steps is longer than the whole run of {plan.total_steps} steps "
-            f"({plan.epochs} epochs of {plan.steps_per_epoch}). Shorten schedule.warmup_*, or raise epochs."
-        )
+    notes = ()
+    if _is_too_long(given, plan, warmup):
+        asked, run, epochs = _lengths(given, plan, warmup)
+        if not given.shorten_warmup:
+            raise ConfigError(
+                f"a warm-up of {asked} is longer than the whole run of {run}{epochs}. Shorten schedule.warmup_*, or "
+                "raise epochs."
+            )
+        warmup = plan.total_steps
+        notes = (f"warm-up shortened to the {run} of this run: the recipe has {asked}, for more epochs",)
     peak = config.optim.lr * scale_factor(given.scaling, plan.global_batch, base)
     highest = math.prod([max(peak, config.optim.lr, 1.0), *(max(given.factor, 1.0) for _ in given.milestones)])
     if not math.isfinite(highest * min(plan.total_steps, 1e12)):
@@ -105,8 +98,23 @@ def make_schedule(config: RunConfig, plan: Plan) -> Schedule:
         total_steps=plan.total_steps,
         milestones=tuple(_in_steps(epoch, plan) for epoch in given.milestones),
         factor=given.factor,
-        given_warmup_steps=shortened,
+        notes=notes,
     )
+
+
+def _is_too_long(given: ScheduleConfig, plan: Plan, warmup: int) -> bool:
+    """Returns whether a warm-up is longer than the run; before samples are counted, only equal units can tell."""
+    if plan.is_counted or given.warmup_steps is not None:
+        return warmup > plan.total_steps
+    return (given.warmup_epochs or 0) > plan.epochs
+
+
+def _lengths(given: ScheduleConfig, plan: Plan, warmup: int) -> tuple[str, str, str]:
+    """The lengths of a warm-up and of a run that is shorter, and the epochs of the run where steps are given."""
+    if not plan.is_counted and given.warmup_epochs is not None:
+        return count(given.warmup_epochs, "epoch"), count(plan.epochs, "epoch"), ""
+    epochs = f" ({count(plan.epochs, 'epoch')} of {count(plan.steps_per_epoch)})" if plan.is_counted else ""
+    return count(warmup, "step"), count(plan.total_steps, "step"), epochs
 
 
 def _in_steps(epochs: float, plan: Plan) -> int:

@@ -11,6 +11,7 @@ from tutti.frameworks.feed import Feed
 from tutti.frameworks.learner import KerasLearner
 from tutti.horovod.keras import backends
 from tutti.train.job import Job
+from tutti.units import count
 
 
 class Profile:
@@ -94,7 +95,7 @@ class BetweenSteps(keras.callbacks.Callback):
             raise self.feed.error
         job.learner.combine_ranks(job.group)
         if speed := images_per_second(job):
-            windows = f"over {speed['windows']} log window(s)"
+            windows = f"over {count(speed['windows'], 'log window')}"
             job.journal.say(f"{speed['mean']:,.0f} images/s, spread {speed['spread']:,.0f}, {windows}")
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from tutti.config import parts
 from tutti.config.options import locate
 from tutti.errors import ConfigError
 
@@ -38,7 +39,7 @@ def named(target: str, lr: float, clip_norm: float | None, **options: Any) -> ke
         raise ConfigError(
             f"optim.name={target!r}: expected a class of optimizers of Keras, for example keras.optimizers:RMSprop."
         )
-    return make(learning_rate=lr, global_clipnorm=clip_norm, **options)
+    return parts.call(make, "optim", {"learning_rate": lr, "global_clipnorm": clip_norm, **options})
 
 
 class TorchLikeSgd(keras.optimizers.SGD):

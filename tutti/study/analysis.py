@@ -63,6 +63,10 @@ class Setting:
     def goal_steps(self) -> list[int]:
         return [run.reached.step for run in self.finished if run.reached]
 
+    def steps_before_goal(self) -> list[int]:
+        """The last step of each run at which it was known not to have reached its goal."""
+        return [run.reached.after_step for run in self.finished if run.reached]
+
     def steps_to_goal(self) -> Summary | None:
         return summarise(self.goal_steps())
 

@@ -63,7 +63,10 @@ def _compare_metrics(analysis: Analysis, other: Analysis) -> list[str]:
     if metric is None:
         return []
     theirs = {(setting.ranks, str(dict(setting.values))): setting for setting in other.settings}
-    pairs = [(s, theirs[key]) for s in analysis.settings if (key := (s.ranks, str(dict(s.values)))) in theirs]
+    common = [(s, theirs[key]) for s in analysis.settings if (key := (s.ranks, str(dict(s.values)))) in theirs]
+    pairs = [pair for pair in common if all(each.finals(metric) for each in pair)]
+    if not pairs:
+        return [f"The two studies have no setting in common with a {units.metric_title(metric)}: nothing is compared."]
     found = []
     for mine, its in pairs:
         here, there = mine.finals(metric), its.finals(metric)

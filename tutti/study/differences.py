@@ -12,6 +12,7 @@ _ERROR_RATE = 0.01  # of a conclusion: the probability that a difference is stat
 _ASSUMED_DEVIATION = 0.25  # of seeds, on the logarithmic scale
 _ASSUMED_FREEDOM = 2  # degrees of freedom that the assumption counts as
 _LEAST_SHARE = 0.01  # added to shares of right and wrong answers: one wrong answer in hundred is no large factor
+_ROUNDING = 1e-6  # the least standard deviation of seeds, relative to their mean: sums in single precision
 _LEAST_OWN = 3  # seeds of each setting with which their own spread is enough
 
 
@@ -33,12 +34,12 @@ def difference(
     A difference is stated if one of two tests shows it, with half of the error rate each, divided by the number of
     comparisons: Welch's t test on the values, with three or more seeds of both settings; and a t test on a logarithmic
     scale in which a deviation of 0.25 counts as two runs more. `steps` leaves out the first: numbers of steps are
-    rounded to epochs, so that equal ones do not show a spread of zero.
+    rounded to epochs, so that equal ones do not show a spread of zero; neither do shares of a number of samples.
     """
     if not one or not other:
         return 0
     rate = _ERROR_RATE / 2 / comparisons
-    pairs = [] if steps else [(_own(one), _own(other))]
+    pairs = [] if steps or _is_rounded(name, one, other) else [(_own(one), _own(other))]
     pairs.append((_assumed(name, one), _assumed(name, other)))
     for first, second in pairs:
         if first and second and _tail(first, second) < rate:
@@ -49,7 +50,9 @@ def difference(
 def seeds_needed(name: str, one: Sequence[float], other: Sequence[float], comparisons: int = 1) -> int | None:
     """Returns the number of seeds that would show the difference if means and spreads stay; None above MOST_SEEDS."""
     rate = _ERROR_RATE / 2 / comparisons
-    pairs = [(_own(one, least=2), _own(other, least=2), -1), (_assumed(name, one), _assumed(name, other), 1)]
+    pairs = [(_assumed(name, one), _assumed(name, other), 1)]
+    if not _is_rounded(name, one, other):
+        pairs.append((_own(one, least=2), _own(other, least=2), -1))
     for n in range(max(len(one), len(other), 1) + 1, MOST_SEEDS + 1):
         for first, second, extra in pairs:
             if first is None or second is None or (extra < 0 and n < _LEAST_OWN):
@@ -60,17 +63,29 @@ def seeds_needed(name: str, one: Sequence[float], other: Sequence[float], compar
     return None
 
 
+def selected(settings: int) -> int:
+    """The comparisons of the best of some settings with the others: all pairs, as any of them can be the best."""
+    return settings * (settings - 1) // 2
+
+
 def seeds_words(*samples: Sequence[float]) -> str:
     """The smallest number of seeds among settings, for a sentence: `one seed`, `3 seeds`."""
     least = min(map(len, samples))
     return "one seed" if least == 1 else f"{least} seeds"
 
 
+def _is_rounded(name: str, *samples: Sequence[float]) -> bool:
+    """Returns whether seeds of each setting have equal shares, which a few samples of validation give by chance."""
+    return is_share(name) and all(min(values) == max(values) for values in samples)
+
+
 def _own(values: Sequence[float], least: int = _LEAST_OWN) -> _Mean | None:
     """The mean with the spread of its seeds; None for too few of them."""
     if len(values) < least:
         return None
-    return _Mean(statistics.fmean(values), statistics.variance(values), len(values) - 1, len(values))
+    mean = statistics.fmean(values)
+    variance = max(statistics.variance(values), (_ROUNDING * mean) ** 2)
+    return _Mean(mean, variance, len(values) - 1, len(values))
 
 
 def _assumed(name: str, values: Sequence[float]) -> _Mean | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tutti.errors import FolderError
 from tutti.runs.folder import check_writable, write_config
 from tutti.study.checking import Checked
-from tutti.study.definition import Definition, Kind, StudyFolder, write_definition
+from tutti.study.definition import Definition, Kind, Mode, StudyFolder, write_definition
 
 STUDIES = "studies"
 
@@ -22,8 +22,7 @@ _LOCK = ".lock"
 def make_study(out: str, name: str, definition: Definition, checked: Sequence[Checked]) -> StudyFolder:
     """Creates `out/studies/NAME/DATE_TIME_KIND` with the run folder of each point; study.json is written last."""
     check_writable(out)
-    kind = f"{definition.kind}_{definition.mode}" if definition.mode else definition.kind
-    stamp = f"{datetime.now():%Y-%m-%d_%H%M%S}_{kind}"
+    stamp = f"{datetime.now():%Y-%m-%d_%H%M%S}_{_kind_words(definition.kind, definition.mode)}"
     folder = _create(Path(out) / STUDIES / name, stamp)
     try:
         for each in checked:
@@ -36,6 +35,11 @@ def make_study(out: str, name: str, definition: Definition, checked: Sequence[Ch
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder
+
+
+def planned_study(out: str, name: str, kind: Kind, mode: Mode | None) -> StudyFolder:
+    """Returns the path of a future study, with a placeholder for its date."""
+    return StudyFolder(Path(out) / STUDIES / name / f"DATE_TIME_{_kind_words(kind, mode)}")
 
 
 def find_study(given: str, kind: Kind, out: str) -> StudyFolder:
@@ -79,6 +83,10 @@ def clear_run(folder: StudyFolder, point: str) -> None:
             path.unlink()
     run.logs.mkdir()
     run.checkpoints.mkdir()
+
+
+def _kind_words(kind: Kind, mode: Mode | None) -> str:
+    return f"{kind}_{mode}" if mode else kind
 
 
 def _create(parent: Path, stamp: str) -> StudyFolder:

@@ -60,6 +60,7 @@ class PointOutcome:
     losses: tuple[tuple[int, float, float], ...] = ()  # step, seconds of training since the first, training loss
     start: Mapping[str, float] = field(default_factory=dict)  # metrics before the first step, as in Epoch
     cause: str | None = None  # of its failure, one of Cause
+    num_classes: int | None = None  # of its data, if it has classes
 
     @property
     def is_finished(self) -> bool:
@@ -120,7 +121,14 @@ def _read(folder: StudyFolder, definition: Definition, point: Point) -> PointOut
         losses=tuple(losses),
         start=next((_metrics(event) for event in events if event["event"] == "start"), {}),
         cause=record.get("cause"),
+        num_classes=_num_classes(record),
     )
+
+
+def _num_classes(record: Mapping[str, Any]) -> int | None:
+    """The number of classes of the data; None for data without, or with an attribute of that name of another kind."""
+    found = (record.get("data") or {}).get("num_classes")
+    return found if isinstance(found, int) and found > 1 else None
 
 
 def _check_event(event: Mapping[str, Any], path: Path) -> None:
@@ -143,7 +151,7 @@ def _window(event: Mapping[str, Any]) -> Window:
 
 _OUTLIER = 3.5  # scaled median absolute deviations
 _NORMAL = 1.4826
-_NEAR_CHANCE = 1.5  # a final accuracy up to this many times chance is no better than chance
+_NEAR_CHANCE = 1.5  # a final accuracy whose odds are up to this many times those of chance is no better than chance
 NOT_FINITE = "the loss is not finite"
 TRAIN_LOSS = "train_loss"  # the metric by which a search compares learning rates
 
@@ -173,6 +181,7 @@ class Reached:
     epoch: int
     step: int
     seconds: float  # of training
+    after_step: int = 0  # of the last validation that did not reach it
 
 
 @dataclass(frozen=True)
@@ -258,8 +267,9 @@ def _rate_collapse(outcome: PointOutcome) -> str | None:
 def find_collapse(outcome: PointOutcome) -> str | None:
     """Returns why a run counts as collapsed: a loss that is not finite or above its start, or an accuracy near chance.
 
-    Chance is the larger of the accuracy before the first step and exp(-loss) there, which is 1 over the number of
-    classes. A step of the user's own has no loss before the first step, and may have one that is not to fall.
+    Chance is 1 over the number of classes; where that is not known, exp(-loss) before the first step, and at most a
+    half, because a run may begin with trained weights. A step of the user's own has no loss before the first step, and
+    may have one that is not to fall.
     """
     losses = [loss for _, _, loss in outcome.losses]
     if outcome.has_diverged or not all(map(math.isfinite, losses)):
@@ -272,8 +282,9 @@ def find_collapse(outcome: PointOutcome) -> str | None:
     if final.get(TRAIN_LOSS, 0.0) > start:
         return f"the training loss ends at {final[TRAIN_LOSS]:.3g}, above its start of {start:.3g}"
     accuracy = final.get("valid_accuracy")
-    chance = max(outcome.start.get("valid_accuracy", 0.0), math.exp(-start))
-    if accuracy is not None and accuracy <= _NEAR_CHANCE * chance:
+    chance = 1 / outcome.num_classes if outcome.num_classes else math.exp(-start)
+    chance = min(chance, 0.5)
+    if accuracy is not None and accuracy * (1 - chance) <= _NEAR_CHANCE * chance * (1 - accuracy):
         return f"an accuracy of {accuracy:.1%} is near chance, {chance:.1%}"
     return None
 
@@ -292,4 +303,8 @@ def _reached(outcome: PointOutcome, goal: Goal) -> Reached | None:
         found = [epoch for epoch in outcome.epochs if is_reached(target, epoch.metrics)]
     elif goal.kind != "full":
         return None
-    return Reached(found[0].epoch, found[0].step, found[0].seconds) if found else None
+    if not found:
+        return None
+    first = found[0]
+    before = max((epoch.step for epoch in outcome.epochs if epoch.step < first.step), default=0)
+    return Reached(first.epoch, first.step, first.seconds, before)

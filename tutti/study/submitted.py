@@ -39,6 +39,11 @@ def prepare_jobs(
     return jobs
 
 
+def render_scripts(folder: StudyFolder, checked: Sequence[Checked], jobs: Sequence[Submission]) -> list[str]:
+    """Returns the job script of each point of a study in this folder."""
+    return [job.script(folder.run(each.point.id).path) for each, job in zip(checked, jobs, strict=True)]
+
+
 def write_jobs(folder: StudyFolder, definition: Definition, jobs: Sequence[Submission]) -> None:
     """Writes the job script of each point into its run folder."""
     for point, job in zip(definition.points, jobs, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tutti import units
 from tutti.study.analysis import Analysis, Setting
-from tutti.study.differences import MOST_SEEDS, difference, seeds_needed, seeds_words
+from tutti.study.differences import MOST_SEEDS, difference, seeds_needed, seeds_words, selected
 from tutti.study.outcome import summarise
 from tutti.units import count, is_lower_better
 
@@ -181,7 +181,7 @@ def _best(analysis: Analysis, metric: str) -> str | None:
         return None
     sign = -1 if is_lower_better(metric) else 1
     best, values = max(known, key=lambda each: sign * statistics.fmean(each[1]))
-    pairs = len(known) - 1
+    pairs = selected(len(known))
     open_ = [other for s, other in known if s is not best and not difference(metric, values, other, pairs)]
     figure = summarise(values)
     assert figure is not None
@@ -249,20 +249,28 @@ def _soonest(analysis: Analysis) -> str | None:
     goal = analysis.definition.goal
     if goal.metric is None or goal.target is None:
         return None
-    known = [(s, found) for s in analysis.settings if (found := s.goal_steps()) and len(found) == len(s.ended)]
+    reached = [(s, found) for s in analysis.settings if (found := s.goal_steps())]
+    known = [(s, found) for s, found in reached if len(found) == len(s.ended)]
     known.sort(key=lambda each: statistics.median(each[1]))
     target = f"a {units.metric_title(goal.metric)} of {units.metric(goal.metric, goal.target)}"
     if not known:
         return f"No setting reaches {target} in every run."
     best, steps = known[0]
     name, fewest = _capital(_full_name(best, analysis)), count(round(statistics.median(steps)))
-    open_ = [other for _, other in known[1:] if not difference("steps", steps, other, len(known) - 1, steps=True)]
+    pairs, open_, hidden = selected(len(known)), [], False
+    for setting, other in known[1:]:
+        between = statistics.fmean(setting.steps_before_goal()) < statistics.fmean(steps)
+        if between or not difference("steps", steps, other, pairs, steps=True):
+            open_.append(other)
+            hidden |= between
     if not open_:
-        return f"{name} reaches {target} in the fewest steps: {fewest}."
+        among = " of the settings that reach it in every run" if len(reached) > len(known) else ""
+        return f"{name} reaches {target} in the fewest steps{among}: {fewest}."
     many = "1 other setting needs" if len(open_) == 1 else f"{len(open_)} other settings need"
+    validated = ", each validated after whole epochs" if hidden else ""
     return (
         f"{name} reaches {target} in {fewest} steps; whether {many} more cannot be told with "
-        f"{seeds_words(steps, *open_)}."
+        f"{seeds_words(steps, *open_)}{validated}."
     )
 
 

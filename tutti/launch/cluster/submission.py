@@ -3,11 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tutti.config.check import check_noise_scale
+from tutti.config.check import check_noise_scale, missing_data
 from tutti.config.load import resolve
 from tutti.config.plan import make_plan
 from tutti.config.recipes import make_importable
@@ -260,6 +260,19 @@ class Submission:
     def planned_folder(self) -> Path:
         """Return the path of the future run folder, with a placeholder for its date."""
         return Path(self.config.out) / self.config.recipe / f"DATE_TIME_n{self.resources.ranks}"
+
+
+def describe_missing_data(configs: Sequence[RunConfig]) -> str:
+    """Say which data of some jobs is not here; the nodes may see it all the same. Empty if there is all of it."""
+    missing = missing_data(configs)
+    if not missing:
+        return ""
+    are, it = ("is", "it") if len(missing) == 1 else ("are", "them")
+    keys = "data.train and data.valid to files" if configs[0].data.name == "nbody" else "data.path to a folder"
+    return (
+        f"warning: {', '.join(missing)}, where the recipe reads its data, {are} not visible from here. If the nodes do "
+        f"not see {it} either, fetch {it} (tutti data get) or set {keys} of a shared file system."
+    )
 
 
 def prepare(
