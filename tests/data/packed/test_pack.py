@@ -293,6 +293,9 @@ def test_tars_of_imagenet_make_the_same_shards_as_the_tree(tree: Path, whole: Pa
     given["labels"] = tmp_path / "lines.txt"
     message = refusal(DataError, lambda: packed(tmp_path / "train.tar", tmp_path / "other", **given))
     assert "lines.txt gives the class '12' for 0000.JPEG: expected the name of a class of the training" in message
+    (tmp_path / "lines.txt").write_bytes(b"\xff\xfe")
+    message = refusal(DataError, lambda: packed(tmp_path / "train.tar", tmp_path / "other", **given))
+    assert message.startswith(f"{tmp_path}/lines.txt cannot be read as text ('utf-8' codec can't decode byte 0xff")
 
 
 def test_a_tar_of_several_splits_or_with_folders_below_classes_is_refused(tree: Path, tmp_path: Path) -> None:

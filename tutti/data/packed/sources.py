@@ -170,7 +170,13 @@ def _is_image(name: str) -> bool:
 
 def _read_labels(path: Path, names: list[str], classes: dict[str, int]) -> dict[str, str]:
     """The class of every image: one in each line in the order of names, or a name and a class in each line."""
-    lines = [line.replace(",", " ").split() for line in path.read_text().splitlines() if line.strip()]
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} cannot be read as text ({error}): expected CLASS or NAME CLASS in each line."
+        ) from error
+    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
     if all(len(words) == 1 for words in lines):
         if len(lines) != len(names):
             raise DataError(f"{path} has {len(lines):,} lines: expected {len(names):,}, one for each validation image.")
