@@ -130,3 +130,12 @@ def as_rgb(image: Any) -> Any:
     if image.mode == "P":
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def find_reason(error: Exception, content: bytes) -> str:
+    """Why an image cannot be decoded, in a few words."""
+    if not content:
+        return "it is empty"
+    if "cannot identify image" in str(error):  # Pillow's message has only the address of a buffer
+        return f"it begins with {content[:4].hex(' ')}"
+    return str(error) or type(error).__name__

@@ -1,6 +1,7 @@
 """Packing: the order of the source, bytes that depend on source and options alone, and nothing half-written."""
 
 import io
+import os
 import resource
 import shutil
 import tarfile
@@ -243,7 +244,7 @@ def test_a_corrupt_image_is_refused_by_name_or_left_out(tree: Path, tmp_path: Pa
     cut = (source / "train" / "class_002" / "noise1.jpg").read_bytes()
     (source / "train" / "class_002" / "noise1.jpg").write_bytes(cut[: len(cut) // 2])
     message = refusal(DataError, lambda: packed(source, tmp_path / "packed"))
-    assert message.startswith(f"{source}: class_001/0003.jpg cannot be decoded as an image (cannot identify image")
+    assert message.startswith(f"{source}: class_001/0003.jpg cannot be decoded as an image (it begins with 3c 68")
     assert "shards are complete and are kept. Replace it, or leave such images out with --corrupt skip" in message
     found = packed(source, tmp_path / "packed", skips=True)
     assert found.skipped == ["class_001/0003.jpg", "class_002/noise1.jpg"]
@@ -317,6 +318,20 @@ def test_a_tar_of_several_splits_or_with_folders_below_classes_is_refused(tree: 
             archive.add(tmp_path / "class_000.tar", f"{split}/class_000.tar")
     message = refusal(DataError, lambda: packed(tmp_path / "tars.tar", tmp_path / "out"))
     assert "has folders of images in train/ and in validation/" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_no_text_are_packed_but_not_those_of_classes(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tree" / "train" / "class_000"
+    shutil.copytree(tree / "train" / "class_000", folder)
+    other = os.fsdecode(b"caf\xe9")
+    (folder / "0000.jpg").rename(folder / f"{other}.jpg")
+    packed(tmp_path / "tree", tmp_path / "packed", size=0)
+    samples = PackedSamples(tmp_path / "packed", "train")
+    assert f"class_000/{other}.jpg" in [samples.index.name(index) for index in range(len(samples))]
+    folder.rename(folder.with_name(other))
+    message = refusal(DataError, lambda: packed(tmp_path / "tree", tmp_path / "out"))
+    assert message == r"caf\xe9 is not UTF-8: expected such names of the source and of its classes. Rename it."
     assert not (tmp_path / "out").exists()
 
 

@@ -83,6 +83,7 @@ def _write_missing(
     skips: bool,
     report: Report,
 ) -> None:
+    _check_text(source, name)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_packed(folder):
         _check_free(folder)
@@ -135,6 +136,18 @@ def _check_source(plan: PackPlan, source: PackSource, name: str, folder: Path) -
             f"{name} holds other samples than when {folder} was begun from {plan.source}: expected the same names and "
             "classes. Choose another folder, or remove it to pack anew."
         )
+
+
+def _check_text(source: PackSource, name: str) -> None:
+    """Raises DataError for names that the plan, which is JSON, cannot hold."""
+    for each in (name, *source.classes):
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(each).decode(errors="backslashreplace")
+            raise DataError(
+                f"{shown} is not UTF-8: expected such names of the source and of its classes. Rename it."
+            ) from error
 
 
 def _check_same(plan: PackPlan, options: PackOptions, folder: Path) -> None:
