@@ -27,7 +27,10 @@ def verify(folder: Path, workers: int = 1, report: Report = lambda *_: None) -> 
     for split, planned in plan.splits.items():
         try:
             index = Index(index_path(folder, split))
-        except (DataError, FileNotFoundError) as error:
+        except FileNotFoundError:
+            found.append(f"{index_path(folder, split)} is missing: {folder} is not packed to its end")
+            continue
+        except DataError as error:
             found.append(str(error))
             continue
         if not index.check_names():
