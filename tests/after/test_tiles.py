@@ -125,6 +125,11 @@ def test_tiles_that_fit_have_the_fewest_cells_together(
     assert choose_sizes(volume, (127, 127, 127), 64, (320, 320, 320), most_cells) == sizes
 
 
+@pytest.mark.parametrize("overlap", [15, 16, 20, 32])
+def test_a_volume_that_a_border_reaches_through_is_one_tile(overlap: int) -> None:
+    assert choose_sizes((32, 32), (overlap, overlap), 8, (32, 32), 1 << 20) == (32, 32)
+
+
 def test_without_a_tile_the_memory_decides(unet: Callable[[torch.Tensor], torch.Tensor]) -> None:
     volume, asked = (32, 36, 40), []
 

@@ -88,6 +88,8 @@ def test_ranks_of_a_launcher_pack_their_parts(tutti: Tutti, tmp_path: Path) -> N
         (["tree", "packed", "--part", "2/2"], ["--part 2/2", "expected I/N"]),
         (["tree", "packed", "--corrupt", "keep"], ["--corrupt keep", "expected refuse or skip"]),
         (["tree", "packed", "--quality", "0"], ["--quality 0", "expected 1 to 100"]),
+        (["tree", "packed", "--workers", "-1"], ["--workers -1", "expected 1 to "]),
+        (["tree", "--verify"], ["tree is not a packed dataset", "tutti data pack FOLDER --verify"]),
         (["tree", "packed", "--labels", "file"], ["--validation and --labels belong together"]),
     ],
 )

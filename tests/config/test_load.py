@@ -287,6 +287,15 @@ def test_the_entries_are_the_whole_configuration(runs: str) -> None:
     assert nested == resolved.config.plain()
 
 
+@pytest.mark.parametrize("name", ["images", "packed"])
+def test_the_disk_of_a_host_has_a_place_on_each(name: str) -> None:
+    words = [f"data={{name: {name}}}"]
+    for folder in ("/local/scratch", "$SLURM_TMPDIR/data", "~/data"):
+        assert sources(resolve("imagenet/resnet18", [*words, f"data.stage={folder}"]))["data.stage"][0] == folder
+    with pytest.raises(ConfigError, match=r"^data\.stage='copies' \(command line\): expected an absolute path or one"):
+        resolve("imagenet/resnet18", [*words, "data.stage=copies"])
+
+
 def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe() -> None:
     assert sources(resolve("digits", ["schedule={}"]))["schedule.decay"] in [
         ("constant", "command line"),

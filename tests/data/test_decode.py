@@ -172,3 +172,14 @@ def test_what_the_decoder_refuses_is_decoded_whole_by_pillow(monkeypatch: pytest
     monkeypatch.setattr(simplejpeg, "decode_jpeg", refuse)
     random.seed(4)
     assert np.abs(decode_view(stored, 64, choose, (original[0], original[1])).astype(int) - expected).max() <= 3
+
+
+@pytest.mark.parametrize("size", [0, 32])
+def test_grey_images_of_16_bits_are_shown_in_full_range(size: int) -> None:
+    """Pillow would show everything above 255 as white."""
+    ramp = np.linspace(0, 0xFFFF, 64).astype(np.uint16)
+    stored = io.BytesIO()
+    Image.fromarray(np.tile(ramp, (64, 1))).save(stored, "PNG")
+    content = shrink(stored.getvalue(), size, 90)[0]
+    found = decode_view(content, 32, partial(centre_view, share=1.0)).astype(int)
+    assert np.abs(found - np.linspace(0, 255, 32)[:, None]).max() <= 6

@@ -1,9 +1,11 @@
 """Image folders: stable ids, random numbers by sample, crops inside the image, and files that are not images."""
 
 import json
+import os
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from tutti.data.loader import Loader, evaluation_batches
 from tutti.data.make_images import make_images
 from tutti.data.order import SampleOrder
 from tutti.errors import ConfigError, DataError
+from tutti.train.progress import SkippedFiles
 
 CPU, SEED = torch.device("cpu"), 42
 CLASSES, TRAIN, VALID, SIZE = 3, 4, 3, 24
@@ -418,3 +421,18 @@ def test_a_corrupt_image_ends_a_run_with_one_message(tutti: Tutti, tree: Path, t
     assert done.err.count("cannot be decoded") == 1
     assert f"error: {path} cannot be decoded as an image (image file is truncated" in done.err
     assert "Traceback" not in done.all
+
+
+def test_a_skipped_file_whose_name_is_no_text_is_named(tmp_path: Path) -> None:
+    data = SimpleNamespace(skipped=[os.fsdecode(b"a/caf\xe9.jpg"), "a/b.jpg"])
+    group: Any = SimpleNamespace(gather=lambda own: [own])
+    said: list[str] = []
+    journal: Any = SimpleNamespace(say=said.append)
+    files = SkippedFiles([data], tmp_path / "log", group, journal)
+    files.log()
+    assert files.report() == {"skipped_images": 2}
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "skipped a/b.jpg: it cannot be decoded",
+        r"skipped a/caf\xe9.jpg: it cannot be decoded",
+    ]
+    assert said[0].endswith(r"a/b.jpg, a/caf\xe9.jpg") and json.loads(json.dumps(files.names)) == files.names

@@ -125,12 +125,19 @@ def test_an_interrupted_making_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "least"),
-    [("classes", 0, 1), ("train", 0, 1), ("valid", -1, 1), ("size", 8, 16), ("seed", -1, 0)],
+    ("option", "value", "expected"),
+    [
+        ("classes", 0, "at least 1"),
+        ("train", 0, "at least 1"),
+        ("valid", -1, "at least 1"),
+        ("size", 8, "at least 16"),
+        ("size", 100_000, "at most 4,096"),
+        ("seed", -1, "at least 0"),
+    ],
 )
-def test_numbers_that_make_no_tree_are_refused(tmp_path: Path, option: str, value: int, least: int) -> None:
+def test_numbers_that_make_no_tree_are_refused(tmp_path: Path, option: str, value: int, expected: str) -> None:
     given: dict[str, Any] = {option: value}
-    with pytest.raises(DataError, match=rf"^--{option} {value}: expected at least {least}\.$"):
+    with pytest.raises(DataError, match=rf"^--{option} {value}: expected {expected}\.$"):
         make_images(tmp_path / "tree", **given)
     assert not list(tmp_path.iterdir())
 

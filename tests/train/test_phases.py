@@ -8,7 +8,7 @@ import torch
 from tutti.config.schema import LogConfig
 from tutti.runs.step_parts import TIMED, StepPart
 from tutti.train import timing
-from tutti.train.timing import HostTimer, NoTimer, StreamTimer, combine, make_timer
+from tutti.train.timing import Clock, HostTimer, NoTimer, StreamTimer, combine, make_timer
 
 
 @pytest.fixture
@@ -122,3 +122,15 @@ def test_a_window_may_be_read_while_the_next_is_marked(turn: Callable[[float], N
     assert read() == pytest.approx(timed(4, 8, 12, 2, 1))
     step(timer, turn)
     assert timer.close(2)() == pytest.approx(timed(2, 4, 6, 1, 0.5))
+
+
+def test_a_run_that_begins_with_a_validation_times_its_first_window_from_its_first_step(
+    turn: Callable[[float], None],
+) -> None:
+    clock = Clock()
+    with clock.paused("validation"):
+        turn(60.0)
+    clock.start()
+    turn(5.0)
+    assert clock.close()() == (5.0, 0.0)
+    assert clock.totals["validation"] == 60.0

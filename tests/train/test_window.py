@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tutti.train.learner import TorchLearner
 from tutti.train.metrics import Meter, taken
 from tutti.train.own_step import StepValues
 from tutti.train.run import run_rank
-from tutti.train.timing import ClosedWindow, Stragglers, find_first_bad
+from tutti.train.timing import Clock, ClosedWindow, Stragglers, find_first_bad
 from tutti.train.torch import TorchFramework
 
 CPU = torch.device("cpu")
@@ -116,6 +118,31 @@ def test_a_window_has_the_time_of_its_own_steps(
     assert compared == [(1, 1), (5, 4), (10, 5), (14, 4), (15, 1), (20, 5), (25, 5), (28, 3)]
     for line, (_, steps) in zip(windows, compared, strict=True):
         assert 0.02 * steps <= line["data_seconds"] <= line["seconds"]
+
+
+@pytest.mark.ranks
+def test_a_checkpoint_begins_when_a_gpu_has_computed_the_steps_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The totals wait for a GPU: that is the time of the steps, also where a checkpoint is saved within a window."""
+    pause, totals = Clock.paused, TorchLearner.totals
+    pauses, found = [], []
+
+    @contextmanager
+    def noted(self: Clock, what: str) -> Iterator[None]:
+        pauses.append(what)
+        with pause(self, what):
+            yield
+        pauses.pop()
+
+    def read(self: TorchLearner) -> torch.Tensor:
+        found.append(list(pauses))
+        return totals(self)
+
+    monkeypatch.setattr(Clock, "paused", noted)
+    monkeypatch.setattr(TorchLearner, "totals", read)
+    trained(tmp_path, "checkpoint.every_steps=7", "max_steps=13")
+    assert found == [[], []], "at steps 7 and 13"
 
 
 @pytest.mark.ranks

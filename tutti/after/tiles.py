@@ -86,6 +86,8 @@ def cut(cells: int, size: int, overlap: int, multiple: int) -> list[TileWindow]:
 
 def _inner_starts(cells: int, size: int, overlap: int, multiple: int) -> range:
     """Where windows begin, but for the last one, which ends with the dimension."""
+    if cells <= size:
+        return range(0)
     return range(0, cells - size, (size - 2 * overlap) // multiple * multiple)
 
 

@@ -27,6 +27,7 @@ from tutti.errors import ConfigError, DataError
 from tutti.ranks.environments import discover
 
 Report = Callable[[str, int, int], None]  # a name, the amount done, the total amount (0: unknown)
+_MOST_WORKERS = 64  # or as many as there are cores
 SPLIT_TITLES = {"train": "training", "valid": "validation"}
 
 app = typer.Typer(no_args_is_help=True)
@@ -92,12 +93,13 @@ def pack(
     if corrupt not in ("refuse", "skip"):
         raise ConfigError(f"--corrupt {corrupt}: expected refuse or skip.")
     sys.path.append(os.getcwd())  # for module:object
-    workers = workers or _count_cores()
+    workers = _count_workers(workers)
     if folder is not None:
         options, place = PackOptions(size, quality, shard_mb), _find_part(part)
         opened = partial(open_source, source, validation, labels)
+        name = source if validation is None else f"{source} --validation {validation} --labels {labels}"
         with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as report:
-            found = write(opened, source, folder, options, workers, place, corrupt == "skip", report)
+            found = write(opened, name, folder, options, workers, place, corrupt == "skip", report)
         if found.missing:
             print(f"part {place[0]} of {place[1]} is done; {units.count(found.missing, 'shard')} of others are missing")
             return
@@ -152,7 +154,7 @@ def images(
     from tutti.data.make_images import make_images
 
     with _bars(MofNCompleteColumn(), TimeRemainingColumn()) as report:
-        make_images(out, classes, train, valid, size, seed, report, workers or _count_cores())
+        make_images(out, classes, train, valid, size, seed, report, _count_workers(workers))
     print(f"{classes * train:,} training and {classes * valid:,} validation images of {classes:,} classes in {out}")
 
 
@@ -184,9 +186,13 @@ def nbody(
     print(f"a box of {box}^3 cells in {out}, a picture of its slices in {out.with_suffix('.png')}")
 
 
-def _count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _count_workers(given: int | None) -> int:
+    """The processes that are wanted: by default one for each core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = max(_MOST_WORKERS, cores)
+    if given is not None and not 1 <= given <= most:
+        raise ConfigError(f"--workers {given}: expected 1 to {most}. Leave it out for the {cores} cores of this host.")
+    return given or cores
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from tutti.config.schema import Count, Fraction, Natural, NonNegative, Positive, Section, Seed, Switch
+from tutti.config.schema import Count, Fraction, LocalDisk, Natural, NonNegative, Positive, Section, Seed, Switch
 from tutti.errors import ConfigError, nearest
 
 FRAMEWORKS = {
@@ -172,7 +172,7 @@ class ImagesOptions(DatasetOptions):
     centre: Positive = 0.875  # the part of the shorter side that is used in validation
     classes: Count | None = None  # only the first so many by name
     corrupt: Literal["refuse", "skip"] = "refuse"
-    stage: str | None = None  # a folder of a disk of the host, to which the shards of a packed dataset are copied
+    stage: LocalDisk | None = None  # a folder of a disk of the host, to which the shards of a packed dataset are copied
     keep_staged: Switch = False  # leave the copies there at the end of the run
 
 
@@ -182,7 +182,7 @@ class PackedOptions(DatasetOptions):
     target = "tutti.data.packed.arrays:packed_arrays"
     name: Literal["packed"] = "packed"
     path: str = "data/packed"
-    stage: str | None = None
+    stage: LocalDisk | None = None
     keep_staged: Switch = False
 
 

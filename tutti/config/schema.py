@@ -16,6 +16,15 @@ def _check_seed(seed: int) -> int:
     return seed
 
 
+def _check_local_disk(folder: str) -> str:
+    if not folder.startswith(("/", "~", "$")):
+        raise PydanticCustomError(
+            "local_disk",
+            "an absolute path or one that begins with a variable of the hosts, for example /local/scratch or $TMPDIR",
+        )
+    return folder
+
+
 Count = Annotated[int, Field(strict=True, gt=0)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
 Seed = Annotated[int, Field(strict=True), AfterValidator(_check_seed)]
@@ -24,6 +33,7 @@ NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Switch = Annotated[bool, Field(strict=True)]
+LocalDisk = Annotated[str, AfterValidator(_check_local_disk)]  # a folder that each host has for itself
 Where = Literal[True, False, "gpu"]  # on every device, on none, or only on GPUs
 
 

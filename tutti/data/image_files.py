@@ -123,6 +123,19 @@ def _scan(folder: Path, classes: list[str], root: Path) -> dict[str, list[str]]:
 
 def as_rgb(image: Any) -> Any:
     """Converts an image of any mode to RGB without transparency."""
+    if image.mode.startswith("I"):  # of 16 bits, which Pillow would cut off at 255
+        from PIL import Image
+
+        image = Image.fromarray((np.asarray(image).clip(0, 0xFFFF) >> 8).astype(np.uint8))
     if image.mode == "P":
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def find_reason(error: Exception, content: bytes) -> str:
+    """Why an image cannot be decoded, in a few words."""
+    if not content:
+        return "it is empty"
+    if "cannot identify image" in str(error):  # Pillow's message has only the address of a buffer
+        return f"it begins with {content[:4].hex(' ')}"
+    return str(error) or type(error).__name__

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tutti.data.decode import Choose, centre_view, crop_view, decode_view, shift_view
-from tutti.data.image_files import SPLITS, CorruptImage, ImageFiles, class_names
+from tutti.data.image_files import SPLITS, CorruptImage, ImageFiles, class_names, find_reason
 from tutti.data.packed.images import PackedImages
 from tutti.data.packed.index import is_packed
 from tutti.data.slots import BatchSlots
@@ -133,7 +133,7 @@ class ImageTree:
             raise
         except Exception as error:  # decoders raise almost anything on bytes that are wrong
             raise CorruptImage(
-                f"{self._files.path(index)} cannot be decoded as an image ({_reason(error, content)}). Replace or "
+                f"{self._files.path(index)} cannot be decoded as an image ({find_reason(error, content)}). Replace or "
                 "remove it, or skip such images with data.corrupt=skip."
             ) from error
 
@@ -191,11 +191,3 @@ def _normalisation(device: torch.device, width: int) -> tuple[torch.Tensor, torc
         mean, std = (torch.tensor(values, dtype=torch.float64) for values in (MEAN, STD))
         scale, offset = (each.to(torch.float32).repeat(width) for each in (1 / (255 * std), -mean / std))
         return scale.to(device), offset.to(device)
-
-
-def _reason(error: Exception, content: bytes) -> str:
-    if not content:
-        return "it is empty"
-    if "cannot identify image" in str(error):  # Pillow's message has only the address of a buffer
-        return f"it begins with {content[:4].hex(' ')}"
-    return str(error) or type(error).__name__

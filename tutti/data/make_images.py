@@ -17,7 +17,7 @@ from tutti.errors import DataError
 Report = Callable[[str, int, int], None]  # split, images so far, images in all
 MARK = "made_images.json"  # marks a folder that may be replaced, and holds its options
 _QUALITY = 90
-_SMALLEST = 16
+_SMALLEST, _LARGEST = 16, 4096  # pixels of a side
 _CHUNK = 4  # images in a task of a worker
 
 
@@ -117,6 +117,8 @@ def _check(options: dict[str, int]) -> None:
         least = {"size": _SMALLEST, "seed": 0}.get(name, 1)
         if given < least:
             raise DataError(f"--{name} {given}: expected at least {least}.")
+    if options["size"] > _LARGEST:  # an image takes 100 bytes a pixel while it is drawn
+        raise DataError(f"--size {options['size']}: expected at most {_LARGEST:,}.")
 
 
 def _check_free(folder: Path) -> None:

@@ -245,10 +245,10 @@ class Job(TrainingProgress, Generic[LearnerType]):
         self._write_closed()
         self._at(StepPart.CHECKPOINT, self.step)
         began = time.monotonic()
+        totals = self._sum([self.learner.totals()])  # before the pause: a GPU computes the steps that are queued
+        self._check_finite(totals[0], self._losses, self.step)
         with self.clock.paused("checkpoints"):
             self.learner.combine_ranks(self.group)
-            totals = self._sum([self.learner.totals()])
-            self._check_finite(totals[0], self._losses, self.step)
             self.learner.put_totals(totals, self.group.is_first)
             self._skipped.count()
             try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -297,7 +298,9 @@ class SkippedFiles:
             taken = getattr(data, "skipped", None)
             if not taken:
                 continue
-            new = sorted(set(taken) - self._here)
+            # A name need not be UTF-8, but logs and checkpoints are.
+            shown = {os.fsencode(name).decode(errors="backslashreplace") for name in taken}
+            new = sorted(shown - self._here)
             taken.clear()
             self._here.update(new)
             with contextlib.suppress(OSError), open(self._log, "a") as log:

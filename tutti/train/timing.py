@@ -31,8 +31,8 @@ class Clock:
         self._paused = 0.0
 
     def start(self) -> None:
-        """Begin the first window here."""
-        self._start = time.perf_counter()
+        """Begin the first window here, after a validation that a resumed run may have begun with."""
+        self._start, self._waited, self._paused = time.perf_counter(), 0.0, 0.0
 
     def wait_began(self) -> float:
         return time.perf_counter()

@@ -1,6 +1,7 @@
 """Packing: the order of the source, bytes that depend on source and options alone, and nothing half-written."""
 
 import io
+import os
 import resource
 import shutil
 import tarfile
@@ -18,6 +19,7 @@ from waiting import wait_until
 
 from tutti.data.image_files import ImageFiles, class_names
 from tutti.data.make_images import make_images
+from tutti.data.packed import shards as packed_shards
 from tutti.data.packed.arrays import packed_arrays
 from tutti.data.packed.encode import PackOptions, shrink
 from tutti.data.packed.index import PackedSamples
@@ -215,6 +217,23 @@ def test_a_folder_that_is_not_complete_is_refused_by_readers(tree: Path, tmp_pat
     )
 
 
+def test_a_shard_that_another_process_has_just_completed_stays(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file had the temporary name when it was opened, and the name of the shard when it was locked."""
+    lock, shard = packed_shards.fcntl.flock, tmp_path / "train-00000.tar"
+
+    def completed(*given: Any) -> None:
+        (tmp_path / ".train-00000.tar.partial").rename(shard)
+        lock(*given)
+
+    (tmp_path / ".train-00000.tar.partial").write_bytes(b"samples")
+    monkeypatch.setattr(packed_shards.fcntl, "flock", completed)
+    message = refusal(DataError, lambda: packed_shards.ShardWriter(tmp_path, "train", 0).__enter__())
+    assert "train-00000.tar.partial is being written by another process" in message
+    assert shard.read_bytes() == b"samples"
+
+
 # Images that cannot be decoded.
 
 
@@ -225,7 +244,7 @@ def test_a_corrupt_image_is_refused_by_name_or_left_out(tree: Path, tmp_path: Pa
     cut = (source / "train" / "class_002" / "noise1.jpg").read_bytes()
     (source / "train" / "class_002" / "noise1.jpg").write_bytes(cut[: len(cut) // 2])
     message = refusal(DataError, lambda: packed(source, tmp_path / "packed"))
-    assert message.startswith(f"{source}: class_001/0003.jpg cannot be decoded as an image (cannot identify image")
+    assert message.startswith(f"{source}: class_001/0003.jpg cannot be decoded as an image (it begins with 3c 68")
     assert "shards are complete and are kept. Replace it, or leave such images out with --corrupt skip" in message
     found = packed(source, tmp_path / "packed", skips=True)
     assert found.skipped == ["class_001/0003.jpg", "class_002/noise1.jpg"]
@@ -275,6 +294,59 @@ def test_tars_of_imagenet_make_the_same_shards_as_the_tree(tree: Path, whole: Pa
     given["labels"] = tmp_path / "lines.txt"
     message = refusal(DataError, lambda: packed(tmp_path / "train.tar", tmp_path / "other", **given))
     assert "lines.txt gives the class '12' for 0000.JPEG: expected the name of a class of the training" in message
+    (tmp_path / "lines.txt").write_bytes(b"\xff\xfe")
+    message = refusal(DataError, lambda: packed(tmp_path / "train.tar", tmp_path / "other", **given))
+    assert message.startswith(f"{tmp_path}/lines.txt cannot be read as text ('utf-8' codec can't decode byte 0xff")
+
+
+def test_a_tar_of_several_splits_or_with_folders_below_classes_is_refused(tree: Path, tmp_path: Path) -> None:
+    """Classes are the folders of images: those of two splits, or one below each class, would be taken for the same."""
+    for name in ("tree", "."):
+        with tarfile.open(tmp_path / "both.tar", "w") as archive:
+            archive.add(tree, name)
+        message = refusal(DataError, lambda: packed(tmp_path / "both.tar", tmp_path / "out"))
+        first, second = (f"{name}/{split}/".removeprefix("./") for split in ("train", "validation"))
+        assert message.startswith(f"{tmp_path}/both.tar has folders of images in {first} and in {second}: expected the")
+    with tarfile.open(tmp_path / "below.tar", "w") as archive:
+        for path in sorted((tree / "train").rglob("0000.jpg")):
+            archive.add(path, f"{path.parent.name}/images/{path.name}")
+    message = refusal(DataError, lambda: packed(tmp_path / "below.tar", tmp_path / "out"))
+    assert "has folders of images in class_000/ and in class_001/" in message
+    with tarfile.open(tmp_path / "tars.tar", "w") as archive:
+        for split in ("train", "validation"):
+            tar_of(tmp_path / f"{split}.tar", tree / split)
+            archive.add(tmp_path / "class_000.tar", f"{split}/class_000.tar")
+    message = refusal(DataError, lambda: packed(tmp_path / "tars.tar", tmp_path / "out"))
+    assert "has folders of images in train/ and in validation/" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_no_text_are_packed_but_not_those_of_classes(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tree" / "train" / "class_000"
+    shutil.copytree(tree / "train" / "class_000", folder)
+    other = os.fsdecode(b"caf\xe9")
+    (folder / "0000.jpg").rename(folder / f"{other}.jpg")
+    packed(tmp_path / "tree", tmp_path / "packed", size=0)
+    samples = PackedSamples(tmp_path / "packed", "train")
+    assert f"class_000/{other}.jpg" in [samples.index.name(index) for index in range(len(samples))]
+    folder.rename(folder.with_name(other))
+    message = refusal(DataError, lambda: packed(tmp_path / "tree", tmp_path / "out"))
+    assert message == r"caf\xe9 is not UTF-8: expected such names of the source and of its classes. Rename it."
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_source_for_a_complete_folder_is_refused(tree: Path, whole: Path, tmp_path: Path) -> None:
+    before = files(whole)
+    moved = tree.rename(tmp_path / "moved")
+    assert packed(tree, whole).samples == {"train": 54, "valid": 42}, "its own source need not be there any more"
+    moved.rename(tree)
+    assert packed(f"{tree}/.", whole).samples == {"train": 54, "valid": 42}, "the same under another name"
+    message = refusal(DataError, lambda: packed(tmp_path / "nowhere", whole))
+    assert message.startswith(f"{tmp_path}/nowhere does not exist")
+    other = make_images(tmp_path / "other", classes=2, train=1, valid=1, size=16)
+    message = refusal(DataError, lambda: packed(other, whole))
+    assert message.startswith(f"{other} holds other samples than when {whole} was begun from {tree}: expected the same")
+    assert files(whole) == before
 
 
 def arrays(split: str) -> list[tuple[np.ndarray, int]]:
@@ -291,12 +363,28 @@ def words() -> list[tuple[str, int]]:
     return [("one", 1)]
 
 
+def short() -> list[tuple[torch.Tensor, int]]:
+    return [(torch.ones(2, dtype=torch.bfloat16), 1)]
+
+
+def uneven() -> list[tuple[list[list[int]], int]]:
+    return [([[1], [2, 3]], 1)]
+
+
+def sparse() -> list[tuple[torch.Tensor, int]]:
+    return [(torch.eye(2).to_sparse(), 1)]
+
+
+def moments() -> list[tuple[np.ndarray, int]]:
+    return [(np.ones(2), 1_700_000_000_000 + number) for number in range(3)]
+
+
 def test_any_dataset_of_arrays_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_arrays.py").write_text("from importlib import import_module\n")
     import own_arrays  # pyright: ignore[reportMissingImports]
 
-    for function in (arrays, fields, words):
+    for function in (arrays, fields, words, short, uneven, sparse, moments):
         setattr(own_arrays, function.__name__, function)
     packed("own_arrays:arrays", tmp_path / "arrays")
     for split, first in (("train", 0), ("valid", 100)):
@@ -309,6 +397,19 @@ def test_any_dataset_of_arrays_is_packed(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.equal(inputs, torch.full((2,), 3.0)) and torch.equal(target, torch.full((3, 3), -3))
     message = refusal(DataError, lambda: packed("own_arrays:words", tmp_path / "words"))
     assert message == "sample 0 of own_arrays:words holds a str: expected arrays, tensors or numbers."
+    for name, kind, problem in (
+        ("short", "Tensor", "BFloat16"),
+        ("uneven", "list", "inhom"),
+        ("sparse", "Tensor", "to_d"),
+    ):
+        message = refusal(DataError, lambda name=name: packed(f"own_arrays:{name}", tmp_path / name))
+        assert message.startswith(f"sample 0 of own_arrays:{name} holds a {kind}: ") and problem in message
+        assert message.endswith("Expected what NumPy has as an array.")
+    packed("own_arrays:moments", tmp_path / "moments")
+    dataset = packed_arrays("train", str(tmp_path / "moments"))
+    assert int(dataset[2][1]) == 1_700_000_000_002 and not hasattr(dataset, "num_classes")
+    message = refusal(DataError, lambda: packed("own_arrays:sparse", tmp_path / "moments"))
+    assert message.startswith("own_arrays:sparse holds other samples than when ")
     message = refusal(DataError, lambda: packed_arrays("valid", str(tmp_path / "fields")))
     assert message.startswith(f"{tmp_path}/fields holds no packed validation samples")
 

@@ -174,6 +174,11 @@ def test_a_changed_bit_is_found_by_name_when_verified_and_when_read(copy: Path) 
     assert skipping[3] is not None and skipping.skipped == names[:1]
 
 
+def test_a_folder_that_is_not_complete_is_named_when_verified(copy: Path) -> None:
+    (copy / "train.index").unlink()
+    assert verify(copy) == [f"{copy}/train.index is missing: {copy} is not packed to its end"]
+
+
 def test_changed_headers_and_shards_are_found(copy: Path) -> None:
     samples = PackedSamples(copy, "valid")
     shard, name = samples.path(0).split(":")

@@ -222,10 +222,13 @@ def test_a_disk_that_vanishes_leads_to_the_source(source: Path, disk: Path, caps
         ("/no/such/disk", "No such file or directory"),
     ],
 )
-def test_a_disk_that_is_not_there_is_told_and_the_source_read(source: Path, where: str, reason: str) -> None:
+def test_a_disk_that_is_not_there_is_told_and_the_source_read(
+    source: Path, where: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(source, where).copy()
     assert len(run.said) == 1 and run.said[0].startswith(f"data: no shards are staged in {where} ({reason}")
     assert run.contents() == direct(source)
+    assert capsys.readouterr().err == "", "what was never there is not gone"
     run.stage.end(complete=True)
 
 

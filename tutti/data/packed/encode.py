@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tutti.data.image_files import as_rgb
+from tutti.data.image_files import as_rgb, find_reason
 from tutti.data.jpeg_blocks import add_table
 from tutti.data.packed.sources import PackSource, SourceSplit
 from tutti.errors import ConfigError
@@ -52,7 +52,7 @@ def encode(samples: SourceSplit, index: int, kind: str, options: PackOptions) ->
     except MemoryError:
         raise
     except Exception as error:  # decoders raise almost anything on bytes that are wrong
-        return PackedSample(name, label, problem=str(error) or type(error).__name__)
+        return PackedSample(name, label, problem=find_reason(error, content))
     return PackedSample(os.path.splitext(name)[0] + suffix if suffix else name, label, stored, width, height)
 
 
@@ -63,8 +63,6 @@ def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, in
     """
     from PIL import Image
 
-    if not content:
-        raise ValueError("it is empty")
     with Image.open(io.BytesIO(content)) as image:
         width, height = image.size
         scale = size / min(width, height)

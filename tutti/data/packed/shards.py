@@ -43,18 +43,27 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._file = open(self._partial, "ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not self._is_own():
             self._file.close()
             raise DataError(
                 f"{self._partial} is being written by another process: expected one that packs into this folder. "
                 "Wait for its end, or give each its own --part."
-            ) from error
-        except OSError:
-            pass  # a file system without locks
+            )
         self._file.truncate(0)
         return self
+
+    def _is_own(self) -> bool:
+        """Locks the file; returns whether no other process writes it, or has just given it the name of the shard."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # a file system without locks
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._partial))
+        except FileNotFoundError:
+            return False
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk, which has been reported

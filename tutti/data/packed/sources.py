@@ -125,6 +125,7 @@ def _open_tars(train: Path, validation: Path | None, labels: Path | None) -> Pac
 def _list_images(path: Path) -> list[tuple[str, int, int]]:
     """The name, position and length of every image; names begin with the class where there are classes."""
     found: list[tuple[str, int, int]] = []
+    above: set[str] = set()  # the folders of the classes
     try:
         with tarfile.open(path, "r:") as outer:
             for member in outer:
@@ -132,6 +133,7 @@ def _list_images(path: Path) -> list[tuple[str, int, int]]:
                 if member.isfile() and name.endswith(".tar"):
                     content = outer.extractfile(member)
                     assert content is not None
+                    above.add(os.path.dirname(name))
                     with tarfile.open(fileobj=content, mode="r:") as inner:
                         folder = os.path.basename(name).removesuffix(".tar")
                         found += [
@@ -144,6 +146,7 @@ def _list_images(path: Path) -> list[tuple[str, int, int]]:
                             if each.isfile() and _is_image(each.name)
                         ]
                 elif member.isfile() and _is_image(name):
+                    above.add(os.path.dirname(os.path.dirname(name)))
                     found.append(("/".join(name.split("/")[-2:]), member.offset_data, member.size))
     except tarfile.TarError as error:
         raise DataError(
@@ -152,6 +155,12 @@ def _list_images(path: Path) -> list[tuple[str, int, int]]:
         ) from error
     if not found:
         raise DataError(f"{path} holds no images: expected files that end in {', '.join(SUFFIXES)}.")
+    if len(above) > 1:  # splits, whose classes have the same names, or folders between a class and its images
+        first, second = (f"{each or '.'}/" for each in sorted(above)[:2])
+        raise DataError(
+            f"{path} has folders of images in {first} and in {second}: expected the folders of all classes side by "
+            "side. Extract it, and pack a folder with train/CLASS/ and validation/CLASS/."
+        )
     return found
 
 
@@ -161,7 +170,13 @@ def _is_image(name: str) -> bool:
 
 def _read_labels(path: Path, names: list[str], classes: dict[str, int]) -> dict[str, str]:
     """The class of every image: one in each line in the order of names, or a name and a class in each line."""
-    lines = [line.replace(",", " ").split() for line in path.read_text().splitlines() if line.strip()]
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} cannot be read as text ({error}): expected CLASS or NAME CLASS in each line."
+        ) from error
+    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
     if all(len(words) == 1 for words in lines):
         if len(lines) != len(names):
             raise DataError(f"{path} has {len(lines):,} lines: expected {len(names):,}, one for each validation image.")
@@ -181,6 +196,8 @@ def _read_labels(path: Path, names: list[str], classes: dict[str, int]) -> dict[
 
 
 # Map-style datasets.
+
+_MOST_LABEL = np.iinfo(np.int32).max  # in the index
 
 
 class DatasetSamples:
@@ -221,18 +238,20 @@ class DatasetSamples:
             )
         inputs, targets = (self._as_array(value, index) for value in sample)
         content = io.BytesIO()
-        if targets.ndim == 0 and targets.dtype.kind in "iu":
+        if targets.ndim == 0 and targets.dtype.kind in "iu" and abs(int(targets)) <= _MOST_LABEL:
             np.save(content, inputs, allow_pickle=False)
             return content.getvalue(), int(targets)
         np.savez(content, allow_pickle=False, inputs=inputs, targets=targets)
         return content.getvalue(), -1
 
     def _as_array(self, value: Any, index: int) -> np.ndarray:
-        array = value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise DataError(
-                f"sample {index} of {self._target} holds a {type(value).__name__}: expected arrays, tensors or numbers."
-            )
+        try:
+            array = value.numpy(force=True) if hasattr(value, "detach") else np.asarray(value)
+            problem = "" if array.dtype.kind in "biufc" else "expected arrays, tensors or numbers"
+        except (TypeError, ValueError) as error:  # bfloat16, sparse tensors, lists of different lengths
+            array, problem = np.empty(0), f"{error}. Expected what NumPy has as an array"
+        if problem:
+            raise DataError(f"sample {index} of {self._target} holds a {type(value).__name__}: {problem}.")
         return array
 
 

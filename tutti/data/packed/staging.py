@@ -52,7 +52,7 @@ class StagedShards:
             content = self._open.read(shard, length, offset)
         except FileNotFoundError:
             if not self.folder.is_dir():
-                self._is_gone = True
+                self.give_up_all()
                 _warn(f"{self.folder} is gone: all samples are read from the source")
             return None
         except OSError as error:
@@ -62,6 +62,10 @@ class StagedShards:
             self.give_up(shard, "it is shorter than the source")
             return None
         return content
+
+    def give_up_all(self) -> None:
+        """Read everything from the source from now on."""
+        self._is_gone = True
 
     def give_up(self, shard: int, reason: str) -> None:
         """Read a shard from the source from now on."""
@@ -159,6 +163,7 @@ class Stage:
         return path.exists() and path.samefile(f"/proc/self/fd/{handle}")
 
     def _refuse(self, reason: str) -> None:
+        self.staged.give_up_all()  # there is none, or it is not to be used
         self._say(f"data: no shards are staged in {self.disk} ({reason}): all samples are read from the source")
 
     def _copy_all(self) -> None:

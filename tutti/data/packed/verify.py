@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tutti.data.packed.index import SPLIT_NAMES, Index, index_path, read_plan, shard_name
+from tutti.data.packed.index import PLAN, SPLIT_NAMES, Index, index_path, is_packed, read_plan, shard_name
 from tutti.data.processes import in_order
 from tutti.errors import DataError
 
@@ -17,12 +17,20 @@ Report = Callable[[str, int, int], None]  # a name, samples so far, samples in a
 
 def verify(folder: Path, workers: int = 1, report: Report = lambda *_: None) -> list[str]:
     """Returns what is damaged in a packed folder: shards and members by name, with the reason."""
+    if not is_packed(folder):
+        raise DataError(
+            f"{folder} is not a packed dataset: expected a folder with {PLAN}. Give the folder into which you have "
+            "packed: tutti data pack FOLDER --verify."
+        )
     plan = read_plan(folder)
     found: list[str] = []
     for split, planned in plan.splits.items():
         try:
             index = Index(index_path(folder, split))
-        except (DataError, FileNotFoundError) as error:
+        except FileNotFoundError:
+            found.append(f"{index_path(folder, split)} is missing: {folder} is not packed to its end")
+            continue
+        except DataError as error:
             found.append(str(error))
             continue
         if not index.check_names():

@@ -56,9 +56,13 @@ def pack(
 ) -> PackSummary:
     """Writes the shards of this part that are missing, and the index once there are all."""
     options.check()
-    if is_packed(folder):
-        _check_same(read_plan(folder), options, folder)
-    if not is_packed(folder) or _count_missing(folder, read_plan(folder)):
+    plan = read_plan(folder) if is_packed(folder) else None
+    if plan is not None:
+        _check_same(plan, options, folder)
+    if plan is not None and not _count_missing(folder, plan):
+        if plan.source != name:  # else it need not be there any more
+            _check_source(plan, source(), name, folder)
+    else:
         try:
             _write_missing(source(), name, folder, options, workers, part, skips, report)
         except OSError as error:
@@ -79,6 +83,7 @@ def _write_missing(
     skips: bool,
     report: Report,
 ) -> None:
+    _check_text(source, name)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_packed(folder):
         _check_free(folder)
@@ -125,11 +130,24 @@ def _check_source(plan: PackPlan, source: PackSource, name: str, folder: Path) -
     """Raises DataError if the source has other samples than those that the plan divides."""
     planned = {split: (each.samples, each.names) for split, each in plan.splits.items()}
     found = {split: (len(each), _names_checksum(each)) for split, each in source.splits.items()}
-    if (planned, plan.classes, plan.kind) != (found, source.classes, source.kind):
+    is_other = plan.kind == "arrays" and plan.source != name  # whose samples have numbers for names
+    if is_other or (planned, plan.classes, plan.kind) != (found, source.classes, source.kind):
         raise DataError(
-            f"{name} holds other samples than when {folder} was begun: expected the same names and classes. "
-            "Choose another folder, or remove it to pack anew."
+            f"{name} holds other samples than when {folder} was begun from {plan.source}: expected the same names and "
+            "classes. Choose another folder, or remove it to pack anew."
         )
+
+
+def _check_text(source: PackSource, name: str) -> None:
+    """Raises DataError for names that the plan, which is JSON, cannot hold."""
+    for each in (name, *source.classes):
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(each).decode(errors="backslashreplace")
+            raise DataError(
+                f"{shown} is not UTF-8: expected such names of the source and of its classes. Rename it."
+            ) from error
 
 
 def _check_same(plan: PackPlan, options: PackOptions, folder: Path) -> None:
