@@ -159,9 +159,12 @@ def test_a_file_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["export", "--to", "torchh"], "--to torchh: expected one of safetensors, torch, onnx"),
-        (["export", "--to", "keras"], "the run has framework=torch, of which safetensors and torch and onnx"),
+        (["export", "--to", "keras"], "the run has framework=torch, of which safetensors, torch, onnx are"),
         (["export", "--to", "torch", "--out", "model.onnx"], "expected a file that ends in .pt for --to torch"),
         (["export", "--to", "torch", "--out", "no/model.pt"], "there is no folder no"),
+        (["export", "--to", "torch", "--out", "/proc/m.pt"], "/proc/m.pt cannot be written: No such file or directory"),
+        (["export", "--to", "safetensors", "--out", "/proc/m.safetensors"], "m.safetensors cannot be written: No such"),
+        (["export", "--to", "onnx", "--out", "/proc/m.onnx"], "m.onnx cannot be written: No such file or directory"),
         (["export", "--to", "torch", "--checkpoint", "21"], "expected best, last or the step of a saved one (22, 44)"),
         (["evaluate", "--split", "test"], "data.name=digits has the splits train and valid"),
         (["evaluate", "--split", "all"], "--split all: expected one of valid, test, train"),

@@ -123,17 +123,24 @@ class OpenedRun:
         chosen = self.checkpoint(which)
         if self.config.framework != "torch":
             return load_keras(chosen, self.config)
-        if into is None and self.config.script is not None:
-            raise ConfigError(
-                f"{self.folder.path} was trained by the script {self.config.script}, which makes its models itself. "
-                "Give them, by the names that run.keep has: .model(into=nn.ModuleDict({...}))."
-            )
+        if into is None:
+            check_named(self)
         model = into if into is not None else build_model(self.config, self.record)
         return fill(model, read_weights(chosen, self.config), chosen)
 
     def _epoch(self, step: int) -> int | None:
         steps = (self.record.get("plan") or {}).get("steps_per_epoch")
         return (step - 1) // int(steps) + 1 if steps else None
+
+
+def check_named(run: OpenedRun) -> None:
+    """Refuse a run of a script, of which only the script can make the models: its module is never imported."""
+    if run.config.script is not None:
+        raise ConfigError(
+            f"{run.folder.path} was trained by the script {run.config.script}, which makes its models itself. In "
+            "Python, give them by the names that run.keep has: .model(into=nn.ModuleDict({...})). Of the commands, "
+            "tutti export --to torch or --to safetensors writes the weights of all of them."
+        )
 
 
 def open_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] = "runs") -> OpenedRun:
@@ -214,6 +221,8 @@ def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force:
     """Write the model of a checkpoint as a file of a kind, whole or not at all; returns the file and the checkpoint."""
     config = run.config
     _check_kind(kind, config)
+    if kind == "onnx":
+        check_named(run)
     chosen = run.checkpoint(which)
     path = out or run.folder.path / f"model{SUFFIXES[kind]}"
     if not path.name.endswith(SUFFIXES[kind]):
@@ -229,6 +238,7 @@ def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force:
     facts = describe(run, chosen)
     try:
         with replacing(path) as aside:
+            aside.touch()  # libraries wrap what the system says of a folder that cannot be written
             _WRITERS[kind](aside, run, chosen, facts)
         if kind == "torch":
             write_durably(about, json.dumps(facts, indent=1) + "\n")
@@ -258,7 +268,7 @@ def _check_kind(kind: str, config: RunConfig) -> None:
     if in_keras != (kind in _OF_KERAS):
         fits = _OF_KERAS if in_keras else [each for each in SUFFIXES if each not in _OF_KERAS]
         raise ConfigError(
-            f"--to {kind}: the run has framework={config.framework}, of which {' and '.join(fits)} are available."
+            f"--to {kind}: the run has framework={config.framework}, of which {', '.join(fits)} are available."
         )
 
 
