@@ -166,6 +166,7 @@ def test_a_file_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:
         (["export", "--to", "safetensors", "--out", "/proc/m.safetensors"], "m.safetensors cannot be written: No such"),
         (["export", "--to", "onnx", "--out", "/proc/m.onnx"], "m.onnx cannot be written: No such file or directory"),
         (["export", "--to", "torch", "--checkpoint", "21"], "expected best, last or the step of a saved one (22, 44)"),
+        (["export", "--to", "torch", "--ema"], "has no averaged weights: expected a run with ema. Leave --ema out."),
         (["evaluate", "--split", "test"], "data.name=digits has the splits train and valid"),
         (["evaluate", "--split", "all"], "--split all: expected one of valid, test, train"),
         (["evaluate", "--data", "x"], "--data x: data.name=digits reads no files of this split"),

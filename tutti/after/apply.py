@@ -199,7 +199,7 @@ def _in_torch(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
     config = run.config
     device = torch.device("cuda" if uses_gpus(config.runtime) else "cpu")
     lays_out = applies(config.speed.channels_last, device)
-    model = run.model(chosen.manifest.step).to(device)
+    model = run.model(chosen.manifest.step, ema=chosen.ema).to(device)
     if lays_out:
         put_channels_last(model)
 

@@ -25,6 +25,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.listing import find_run, find_runs
 from tutti.runs.metrics import read_events
 from tutti.runs.record import read_record
+from tutti.units import EMA
 
 _KERAS_FILE = "model.keras"
 SUFFIXES = {
@@ -55,7 +56,8 @@ class ChosenCheckpoint:
 
     path: Path
     manifest: Manifest
-    note: str  # where another one is taken than was asked for
+    note: str  # where another one is taken than was asked for, or other weights than it was chosen by
+    ema: bool = False  # whether its averaged weights are meant
 
 
 class OpenedRun:
@@ -106,21 +108,33 @@ class OpenedRun:
             for path, step in found
         ]
 
-    def checkpoint(self, which: str | int = "best") -> ChosenCheckpoint:
-        """The checkpoint that is meant by best, last or a step; best means the last where none was saved as best."""
+    def checkpoint(self, which: str | int = "best", ema: bool = False) -> ChosenCheckpoint:
+        """The checkpoint that is meant by best, last or a step; best means the last where none was saved as best.
+
+        `ema` says that its averaged weights are meant.
+        """
+        if ema and self.config.ema is None:
+            raise ConfigError(f"{self.folder.path} has no averaged weights: expected a run with ema. Leave --ema out.")
         path, note = choose(self.folder.checkpoints, which)
-        return ChosenCheckpoint(path, verify(path), note)
+        best = self.config.checkpoint.best or ""
+        if not note and which == "best" and not ema and best.endswith(EMA):
+            note = f"the checkpoint is the best by checkpoint.best={best}, of averaged weights, which --ema takes"
+        return ChosenCheckpoint(path, verify(path), note, ema)
 
-    def weights(self, which: str | int = "best") -> dict[str, Any]:
-        """The state dict of a run of torch, of whole tensors on the CPU, whatever layout and ranks it had."""
-        return read_weights(self.checkpoint(which), self.config)
+    def weights(self, which: str | int = "best", ema: bool = False) -> dict[str, Any]:
+        """The state dict of a run of torch, of whole tensors on the CPU, whatever layout and ranks it had.
 
-    def model(self, which: str | int = "best", into: Any = None) -> Any:
+        With `ema`, weights are those averaged over steps.
+        """
+        return read_weights(self.checkpoint(which, ema), self.config)
+
+    def model(self, which: str | int = "best", into: Any = None, ema: bool = False) -> Any:
         """The torch module, or the Keras model, with the weights of a checkpoint, on the CPU and in eval mode.
 
         `into` is a module to put the weights into, for a run whose recipe does not name its model (`tutti.fit`).
+        With `ema`, the weights are those averaged over steps.
         """
-        chosen = self.checkpoint(which)
+        chosen = self.checkpoint(which, ema)
         if self.config.framework != "torch":
             return load_keras(chosen, self.config)
         if into is None:
@@ -164,7 +178,7 @@ def read_weights(chosen: ChosenCheckpoint, config: RunConfig) -> dict[str, Any]:
         raise ConfigError(f"{chosen.path} was saved by Keras: expected a run of torch. Use .model(), a Keras model.")
     from tutti.checkpoint.weights import read_checkpoint
 
-    return read_checkpoint(chosen.path)
+    return read_checkpoint(chosen.path, chosen.ema)
 
 
 def build_model(config: RunConfig, record: dict[str, Any]) -> Any:
@@ -217,13 +231,15 @@ def load_keras(chosen: ChosenCheckpoint, config: RunConfig) -> Any:
         return keras.models.load_model(chosen.path / _KERAS_FILE, compile=False)
 
 
-def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force: bool) -> tuple[Path, ChosenCheckpoint]:
+def export(
+    run: OpenedRun, kind: str, out: Path | None, which: str | int, force: bool, ema: bool = False
+) -> tuple[Path, ChosenCheckpoint]:
     """Write the model of a checkpoint as a file of a kind, whole or not at all; returns the file and the checkpoint."""
     config = run.config
     _check_kind(kind, config)
     if kind == "onnx":
         check_named(run)
-    chosen = run.checkpoint(which)
+    chosen = run.checkpoint(which, ema)
     path = out or run.folder.path / f"model{SUFFIXES[kind]}"
     if not path.name.endswith(SUFFIXES[kind]):
         raise ConfigError(f"--out {path}: expected a file that ends in {SUFFIXES[kind]} for --to {kind}.")
@@ -256,6 +272,7 @@ def describe(run: OpenedRun, chosen: ChosenCheckpoint) -> dict[str, Any]:
         "model": config.model.model_dump(mode="json"),
         "data": run.record.get("data"),
         "step": manifest.step,
+        "ema": chosen.ema,
         "results": manifest.progress.get("results", {}),
         "config": config.plain(),
     }

@@ -162,7 +162,7 @@ class OwnLearner:
 
         return find
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
         """Not possible: a script gives its models the weights that it wants."""
         raise NotImplementedError
 

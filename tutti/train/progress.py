@@ -108,8 +108,8 @@ class Learner(Protocol):
         """Write the model and the optimizer durably; returns the files whose checksums this rank is to compute."""
         ...
 
-    def load_weights(self, folder: Path) -> None:
-        """Read the model alone from a verified checkpoint; every rank enters."""
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
+        """Read the model alone from a verified checkpoint, or its averaged weights; every rank enters."""
         ...
 
     def start_from(self, init: InitConfig) -> "StartingPoint":
