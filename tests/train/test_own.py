@@ -8,6 +8,7 @@ from typing import Any
 import own_work as work
 import pytest
 import torch
+from conftest import Tutti
 from rank_jobs import read_ledger, read_losses, run_ranks
 from torch.utils._pytree import tree_leaves
 
@@ -98,6 +99,36 @@ def test_a_run_is_opened_with_the_modules_of_its_script(name: str, whole: Runs) 
     begin = "generator" if name == "gan" else "network"
     first, *_ = (key for key in shape if key.startswith(begin) and key.endswith("weight"))
     assert shape[first] == ([64, 4] if name == "gan" else [32, 1])
+
+
+TWO_RUNS = """
+import sys, torch, tutti
+from torch import nn
+samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+for name, epochs, resume in (("first", 1, None), ("second", 2, sys.argv[1] if sys.argv[1:] else None)):
+    with tutti.start(name, samples, batch=4, epochs=epochs, resume=resume) as run:
+        line = run.model(nn.Linear(1, 1))
+        run.keep(line=line)
+        for inputs, _ in run.batches():
+            run.log(loss=run.backward(line(inputs).mean(), line))
+            if resume:
+                raise ValueError("a mistake of the script")
+"""
+
+
+def test_every_run_of_a_script_has_a_folder_of_its_own_which_is_named(tutti: Tutti, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO_RUNS)
+    done = tutti("run", "-n", "2", "two.py")
+    assert done.code == 0, done.all
+    (first,), (second,) = ([*(tmp_path / "runs" / name).iterdir()] for name in ("two", "second"))
+    assert [open_run(each).record["recipe"] for each in (first, second)] == ["first", "second"]
+    assert [open_run(each).checkpoints[-1].step for each in (first, second)] == [2, 4]
+    first, second = first.relative_to(tmp_path), second.relative_to(tmp_path)
+    assert done.out.endswith(f"run folder: {first}\nrun folder: {second}\nlogs of the script: {first}/logs\n")
+    failed = tutti("run", "-n", "2", "two.py", f"{second}/checkpoints/step-000002")
+    assert failed.code == 1 and "ValueError: a mistake of the script" in failed.err
+    assert f"run folder: {second}\nlogs of the script: runs/two/" in failed.err
+    assert (open_run(tmp_path / second).record["state"]) == "failed"
 
 
 def test_gradients_are_averaged_and_absent_ones_stay_absent() -> None:

@@ -62,6 +62,8 @@ class Run(OwnStep):
     def __enter__(self) -> Self:
         given = os.environ.get(FOLDER_VARIABLE) if self._resume is None else None
         folder = RunFolder(Path(given)) if given else None
+        if folder is not None and folder.record.exists():  # of an earlier run of the script
+            folder = None
         joined = join_run(self._framework, self.config, self._placement, folder, self._resume)
         self._stack.callback(self._discard_unused)
         self._joined = self._stack.enter_context(joined)
