@@ -148,32 +148,90 @@ def mistakes(out: str) -> dict[str, str]:
     def too_early(run: Run) -> None:
         run.log(loss=0.0)
 
+    def not_one_number(run: Run) -> None:
+        for line, inputs in steps_of(run):
+            run.log(loss=line(inputs))
+
+    def no_number(run: Run) -> None:
+        for _ in steps_of(run):
+            run.log(loss="small")  # pyright: ignore[reportArgumentType]
+
+    def taken_name(run: Run) -> None:
+        for _ in steps_of(run):
+            run.log(loss=0.0, lr=0.1)
+
+    def taken_epoch(run: Run) -> None:
+        for _ in steps_of(run):
+            run.log(loss=0.0)
+            if run.ends_epoch:
+                run.log_epoch(train_loss=1.0)
+
+    def many_losses(run: Run) -> None:
+        for line, inputs in steps_of(run):
+            run.backward(line(inputs), line)
+
+    def no_module(run: Run) -> None:
+        for line, inputs in steps_of(run):
+            run.backward(line(inputs).mean(), line.weight)  # pyright: ignore[reportArgumentType]
+
+    def no_model(run: Run) -> None:
+        run.model(3)  # pyright: ignore[reportArgumentType]
+
+    def no_share(run: Run) -> None:
+        for _ in steps_of(run):
+            list(run.share(Numbers(), batch=-1))
+
+    def many_averages(run: Run) -> None:
+        run.average(torch.ones(2))
+
     def not_finite(run: Run) -> None:
         for _ in steps_of(run):
             run.log(loss=float("nan"))
 
     found = {}
     scripts = (nothing_kept, no_loss, other_names, kept_late, epoch_early, no_models, no_state, too_early, not_finite)
+    scripts += (not_one_number, no_number, taken_name, taken_epoch, many_losses, no_module, no_model, no_share)
+    scripts += (many_averages,)
     for script in scripts:
         try:
             with start(script.__name__, Numbers(), batch=2, epochs=1, out=out) as run:
                 script(run)
         except TuttiError as error:
             found[script.__name__] = f"{type(error).__name__}: {error}"
-    for key, options in {
+    plain: dict[str, Any] = {"batch": 4, "epochs": 1, "out": out}
+    refused: dict[str, dict[str, Any]] = {
         "staged": {"parallel": {"shard": "all", "stages": 2}},
         "tensor": {"parallel": {"tensor": 2}},
         "noise": {"log": {"noise_scale": True}},
         "best": {"checkpoint": {"best": "loss"}, "batch": 8},
         "batch": {"batch": 9},
-    }.items():
+        "no_batch": {"batch": 0},
+        "precision": {"precision": "bf16"},
+        "compile": {"speed": {"compile": True}},
+        "buckets": {"ddp": {"bucket_mb": 5.0}},
+        "optim": {"optim": {"clip_norm": 1.0}},
+        "metrics": {"metrics": ["accuracy"]},
+    }
+    for key, options in refused.items():
         try:
-            with start(key, Numbers(), **({"batch": 4, "epochs": 1, "out": out} | options)) as run:
+            with start(key, Numbers(), **(plain | options)) as run:
                 for _ in steps_of(run):
                     run.log(loss=0.0)
         except TuttiError as error:
             found[key] = f"{type(error).__name__}: {error}"
     return found
+
+
+def leave(out: str, after: int, logs: bool) -> tuple[int, dict[str, Any]]:
+    """Leave the loop in a step; the step of the run's last checkpoint, and its record."""
+    with start("left", Numbers(), batch=2, epochs=3, out=out) as run:
+        for _ in steps_of(run):
+            if logs or run.step < after:
+                run.log(loss=float(run.step))
+            if run.step == after:
+                break
+    opened = tutti.open_run(run.folder.path)
+    return opened.checkpoints[-1].step, opened.record
 
 
 def shown_accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -185,7 +243,7 @@ def shown_accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 def shown_loop(out: str) -> Path:
     """A loop with a picture in every step, of which those of log windows are written, and one that is no picture."""
-    options = OPTIONS | {"log": {"every_steps": 2}}
+    options: dict[str, Any] = OPTIONS | {"log": {"every_steps": 2}}
     with start("shown", Numbers(), batch=2, epochs=1, out=out, **options) as run:
         for line, inputs in steps_of(run):
             run.log(loss=run.backward(line(inputs).square().mean(), line))

@@ -143,7 +143,8 @@ def test_bytes_are_normalised_as_in_training(classes: Path, tmp_path: Path, call
     images.mkdir()
     for number in range(3):
         Image.fromarray(raw[number, 0]).save(images / f"{number}.png")
-    for given, out in (("raw.npy", "raw_out.npy"), ("floats.npy", "out.npy"), ("images", "out.csv")):
+    given_out = (("raw.npy", "raw_out.npy"), ("floats.npy", "out.npy"), ("images", "out.csv"), ("images", "UPPER.CSV"))
+    for given, out in given_out:
         code, _, err = call_tutti("apply", str(classes), str(tmp_path / given), "--out", str(tmp_path / out))
         assert code == 0, err
     with torch.no_grad():
@@ -151,6 +152,7 @@ def test_bytes_are_normalised_as_in_training(classes: Path, tmp_path: Path, call
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-5)
     np.testing.assert_array_equal(np.load(tmp_path / "raw_out.npy"), np.load(tmp_path / "out.npy"))
     lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert (tmp_path / "UPPER.CSV").read_text().splitlines() == lines
     assert lines[0] == "input,highest,0,1,2,3,4,5,6,7,8,9"
     rows = [line.split(",") for line in lines[1:]]
     assert [(name, int(highest)) for name, highest, *_ in rows] == [
@@ -165,6 +167,8 @@ def test_bytes_are_normalised_as_in_training(classes: Path, tmp_path: Path, call
         ("none.npy", [], "none.npy: no such file"),
         ("notes.txt", [], "expected a .npy file, FILE.h5:DATASET, an image or a folder of images"),
         ("bad.npy", [], "cannot be read as an array of NumPy"),
+        ("empty.npy", [], "cannot be read as an array of NumPy"),
+        ("integers.npy", [], "training, of the shape [1, 8, 8]; numbers that are not floating-point numbers stay"),
         ("wide.npy", [], "holds float64 of the shape [2, 64]: expected numbers for inputs of the shape [1, 8, 8]"),
         ("channels.npy", [], "have 3 channels: expected 1"),
         ("box.h5", [], "expected {here}/box.h5:DATASET, with one of Nbody"),
@@ -172,6 +176,8 @@ def test_bytes_are_normalised_as_in_training(classes: Path, tmp_path: Path, call
         ("bad.png", [], "bad.png cannot be decoded as an image"),
         ("one.npy", ["--tile", "4"], "--tile and --overlap are for models that give a value for each cell"),
         ("one.npy", ["--out", "{here}/out.txt"], "expected a file that ends in .npy, .h5"),
+        ("one.npy", ["--out", "{here}/one.npy", "--force"], "one.npy holds the inputs: expected another file"),
+        ("box.h5:Nbody", ["--out", "{here}/box.h5", "--force"], "box.h5 holds the inputs: expected another file"),
         ("one.npy", ["--out", "{here}/notes.npy"], "notes.npy exists: expected a new file"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isascii() and "." in value[:9] else "",
@@ -181,6 +187,8 @@ def test_bad_inputs_are_refused_and_nothing_is_written(
 ) -> None:
     for name in ("notes.txt", "bad.npy", "notes.npy", "bad.png"):
         (tmp_path / name).write_text("notes")
+    (tmp_path / "empty.npy").touch()
+    np.save(tmp_path / "integers.npy", np.zeros((2, 1, 8, 8), np.int32))
     np.save(tmp_path / "wide.npy", np.zeros((2, 64)))
     np.save(tmp_path / "channels.npy", np.zeros((2, 3, 8, 8), np.float32))
     np.save(tmp_path / "one.npy", np.zeros((1, 8, 8), np.float32))

@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 
 import pytest
+from conftest import Tutti
 from rank_jobs import run_ranks
 from rank_work import agree_on_errors, arrive_late, join_without_rank_1, meet_at_a_taken_port, sum_and_gather
 
@@ -49,3 +50,22 @@ def test_a_port_in_use_is_named() -> None:
     assert isinstance(error, LaunchError)
     assert "the port is in use. Set MASTER_PORT" in str(error)
     assert "MASTER_PORT" not in os.environ
+
+
+JOINS = """
+import os, torch
+from tutti.config.schema import RuntimeConfig
+from tutti.ranks.environments import discover
+from tutti.ranks.group import join
+for _ in range(12):
+    group = join(discover(os.environ), RuntimeConfig(timeout_seconds=20))
+    print(group.sum(torch.tensor(1.0)).item())
+    group.leave()
+"""
+
+
+def test_ranks_of_torchrun_meet_again_and_not_at_their_earlier_addresses(tmp_path: Path, tutti: Tutti) -> None:
+    """The store of its agent outlives a group."""
+    (tmp_path / "joins.py").write_text(JOINS)
+    done = tutti("run", "-n", "2", "joins.py")
+    assert done.code == 0 and done.out.startswith("2.0\n" * 12), done.all

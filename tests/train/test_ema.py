@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import Tutti
 from rank_jobs import run_ranks, train
 from torch import nn
 
+import tutti as package
 from tutti.config.check import check_parts
 from tutti.config.layout import Layout
 from tutti.config.load import resolve_values
@@ -173,3 +175,30 @@ def test_averages_that_cannot_be_are_refused(values: dict[str, Any], message: st
 def test_metrics_of_averages_decide_best_and_the_end() -> None:
     wish = {"checkpoint": {"best": "loss_ema"}, "stop_at": {"valid_accuracy_ema": 0.9}}
     check_parts(resolve_values(VALUES | wish), 1)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [{}, {"shard": "all"}], ids=["data", "shard"])
+def test_averages_are_evaluated_exported_and_opened(tmp_path: Path, tutti: Tutti, parallel: dict[str, Any]) -> None:
+    values = VALUES | {"out": str(tmp_path), "parallel": parallel}
+    values |= {"checkpoint": {"best": "loss_ema"}, "max_steps": 22}
+    folder = run_ranks(2, train, values)[0]["folder"]
+    found = read_state(folder / "checkpoints" / LAST)
+    opened = package.open_run(folder)
+    weights, trained = opened.weights(ema=True), opened.weights()
+    assert weights.keys() == trained.keys() == opened.model(ema=True).state_dict().keys()
+    for name, value in weights.items():
+        torch.testing.assert_close(value, found.get(f"ema.{name}", found[f"model.{name}"]), rtol=0, atol=0)
+        torch.testing.assert_close(trained[name], found[f"model.{name}"], rtol=0, atol=0)
+    told = tutti("evaluate", str(folder), "--ema", "-n", "2", "--json")
+    assert json.loads(told.out)["metrics"] == {
+        name: value for name, value in opened.results.items() if name.endswith("_ema")
+    }
+    told = tutti("export", str(folder), "--to", "torch", "--out", "model.pt")
+    assert "note: the checkpoint is the best by checkpoint.best=loss_ema, of averaged weights, which --ema takes" in (
+        told.err
+    )
+    told = tutti("export", str(folder), "--to", "torch", "--ema", "--out", "averages.pt")
+    assert told.code == 0 and "step 22 (best), averaged weights" in told.out
+    exported = torch.load(tmp_path / "averages.pt", weights_only=True)
+    assert all(torch.equal(value, weights[name]) for name, value in exported.items())

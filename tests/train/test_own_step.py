@@ -23,7 +23,8 @@ from tutti.config.recipes import read_yaml
 from tutti.errors import CheckpointError, ConfigError, TrainingError
 from tutti.memory.prediction import predict
 from tutti.optim.optimizers import build_optimizers
-from tutti.train.own_step import StepValues, check_optimizers
+from tutti.train.metrics import StepValues
+from tutti.train.own_step import check_optimizers
 
 RECIPE = REPOSITORY / "examples" / "gan.yaml"
 EPOCHS, KILL_AT = 6, 9  # between checkpoints and within a log window

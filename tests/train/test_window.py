@@ -17,8 +17,7 @@ from tutti.ranks.hang_detection import Monitor
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner
-from tutti.train.metrics import Meter, taken
-from tutti.train.own_step import StepValues
+from tutti.train.metrics import Meter, StepValues, taken
 from tutti.train.run import run_rank
 from tutti.train.timing import Clock, ClosedWindow, Stragglers, find_first_bad
 from tutti.train.torch import TorchFramework

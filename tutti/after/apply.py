@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import torch
 
-from tutti.after.run import ChosenCheckpoint, OpenedRun, build_model
+from tutti.after.run import ChosenCheckpoint, OpenedRun, build_model, check_named
 from tutti.after.tiles import AppliedModel, Tiles, Transfer, by, find_most_cells, plan_tiles
 from tutti.config import parts
 from tutti.config.run import RunConfig
@@ -56,7 +56,8 @@ def apply(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, ...]:
     """Write the outputs of a model for all inputs into a file, whole or not at all; returns their shape."""
-    _check_output(out, force)
+    _check_output(out, force, _split_name(inputs)[0])
+    check_named(run)
     shape = (run.record.get("data") or {}).get("input_shape")
     with open_inputs(inputs, run.config, shape) as samples:
         model = _open_model(run, chosen)
@@ -171,7 +172,7 @@ def _is_dense(model: AppliedModel, shape: Sequence[int]) -> bool:
 
 def _open_model(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
     """The model of a checkpoint, which fails with a sentence on what it cannot take."""
-    name = run.config.model.name
+    name, trained = run.config.model.name, (run.record.get("data") or {}).get("input_shape")
     model = _in_torch(run, chosen) if run.config.framework == "torch" else _in_keras(run, chosen)
 
     def compute(batch: torch.Tensor) -> torch.Tensor:
@@ -180,9 +181,12 @@ def _open_model(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise DataError(
                 f"{name} fails for inputs of the shape {list(batch.shape)} and the type "
-                f"{str(batch.dtype).removeprefix('torch.')}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                f"{str(batch.dtype).removeprefix('torch.')}: {type(error).__name__}: {reason}. Give inputs as in "
+                f"training{f', of the shape {trained}' if trained else ''}; numbers that are not floating-point "
+                "numbers stay integers."
             ) from error
         if not isinstance(found, torch.Tensor) or not found.ndim or len(found) != len(batch):
             raise DataError(f"{name} gives a {type(found).__name__}: expected a tensor with a row a sample.")
@@ -195,7 +199,7 @@ def _in_torch(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
     config = run.config
     device = torch.device("cuda" if uses_gpus(config.runtime) else "cpu")
     lays_out = applies(config.speed.channels_last, device)
-    model = run.model(chosen.manifest.step).to(device)
+    model = run.model(chosen.manifest.step, ema=chosen.ema).to(device)
     if lays_out:
         put_channels_last(model)
 
@@ -231,17 +235,15 @@ def _in_keras(run: OpenedRun, chosen: ChosenCheckpoint) -> AppliedModel:
 @contextlib.contextmanager
 def open_inputs(given: str, config: RunConfig, shape: Sequence[int] | None) -> Iterator[GivenInputs]:
     """The inputs that are meant by a file of NumPy, FILE:DATASET of HDF5, an image, or a folder of images."""
-    path, name = Path(given), ""
-    if not path.exists() and ":" in given:
-        path, name = Path(given.rpartition(":")[0]), given.rpartition(":")[2]
+    path, name = _split_name(given)
     if not path.exists():
         raise DataError(f"{given}: no such file. Give a .npy file, FILE.h5:DATASET, an image or a folder of images.")
     if path.is_dir() or path.suffix.lower() in IMAGES:
         yield _images(path, config, shape)
-    elif path.suffix == ".npy":
+    elif path.suffix.lower() == ".npy":
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path} cannot be read as an array of NumPy: {error}") from error
         yield _array(path, array, config, shape)
     elif path.suffix.lower() in HDF5:
@@ -252,6 +254,12 @@ def open_inputs(given: str, config: RunConfig, shape: Sequence[int] | None) -> I
             yield _array(path, file[name], config, shape)
     else:
         raise DataError(f"{given}: expected a .npy file, FILE.h5:DATASET, an image or a folder of images.")
+
+
+def _split_name(given: str) -> tuple[Path, str]:
+    """The file or folder that is given, and the name of a dataset in it."""
+    path, _, name = given.rpartition(":")
+    return (Path(path), name) if path and not Path(given).exists() else (Path(given), "")
 
 
 def _hdf5(path: Path) -> h5py.File:
@@ -339,9 +347,11 @@ def _normaliser(config: RunConfig) -> Callable[[torch.Tensor], torch.Tensor]:
     return found
 
 
-def _check_output(path: Path, force: bool) -> None:
+def _check_output(path: Path, force: bool, source: Path) -> None:
     if path.suffix.lower() not in OUTPUTS:
         raise ConfigError(f"--out {path}: expected a file that ends in {', '.join(OUTPUTS)}.")
+    if path.exists() and source.exists() and path.samefile(source):
+        raise FolderError(f"--out {path} holds the inputs: expected another file. Name another with --out.")
     if path.exists() and not force:
         raise FolderError(f"{path} exists: expected a new file. Name another with --out, or replace it by --force.")
     if not path.parent.is_dir():
@@ -351,11 +361,11 @@ def _check_output(path: Path, force: bool) -> None:
 @contextlib.contextmanager
 def _opened_output(path: Path, shape: tuple[int, ...], samples: GivenInputs) -> Iterator[Callable[..., None]]:
     """A function that writes values of some samples at a place in space; what is written need not fit into memory."""
-    if path.suffix == ".csv":
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
         if len(shape) != 2:
-            raise ConfigError(
-                f"--out {path.name[1:]}: outputs of the shape {list(shape[1:])} are no rows of a table. Use .npy."
-            )
+            name = path.name.split(".", 2)[2]  # the file is written aside
+            raise ConfigError(f"--out {name}: outputs of the shape {list(shape[1:])} are no rows of a table. Use .npy.")
         with open(path, "w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["input", "highest", *range(shape[1])])
@@ -369,7 +379,7 @@ def _opened_output(path: Path, shape: tuple[int, ...], samples: GivenInputs) -> 
         return
     kept = shape[1:] if samples.is_one else shape
     with contextlib.ExitStack() as opened:
-        if path.suffix == ".npy":
+        if suffix == ".npy":
             array: Any = np.lib.format.open_memmap(path, "w+", np.float32, kept)
         else:
             file = opened.enter_context(h5py.File(path, "w"))
@@ -382,7 +392,7 @@ def _opened_output(path: Path, shape: tuple[int, ...], samples: GivenInputs) -> 
             array[within if samples.is_one else (which, *within)] = values[0] if samples.is_one else values
 
         yield write
-        if path.suffix == ".npy":
+        if suffix == ".npy":
             array.flush()
 
 

@@ -20,6 +20,7 @@ from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.build import Framework, agreed, offered_to_data
 from tutti.train.metrics import weighted_means
+from tutti.units import EMA
 
 SPLITS = ("valid", "test", "train")
 
@@ -64,9 +65,18 @@ def for_ranks(config: RunConfig, record: Mapping[str, Any], ranks: int, override
 
 
 def evaluate(
-    framework: Framework, config: RunConfig, placement: Placement, split: str, folder: Path, manifest: Manifest
+    framework: Framework,
+    config: RunConfig,
+    placement: Placement,
+    split: str,
+    folder: Path,
+    manifest: Manifest,
+    averages: bool = False,
 ) -> Evaluation:
-    """Evaluate a verified checkpoint as one rank; every rank returns the same, and nothing is written."""
+    """Evaluate a verified checkpoint, or its averaged weights, as one rank; every rank returns the same.
+
+    Nothing is written.
+    """
 
     def check() -> None:
         framework.check(config, placement.world_size)
@@ -82,7 +92,7 @@ def evaluate(
                 agreed(group, functools.partial(_check_model, built, folder, manifest))
                 data = agreed(group, functools.partial(_choose_data, built, config, placement, rank.device, split))
                 learner = built.make_learner(config, group, rank.device, monitor.enter)
-                learner.load_weights(folder)
+                learner.load_weights(folder, averages)
 
                 def goes_on() -> bool:
                     monitor.enter(StepPart.VALIDATION, manifest.step)
@@ -94,8 +104,11 @@ def evaluate(
         finally:
             monitor.close()
         means = weighted_means(learner.names, totals)
+    suffix = EMA if averages else ""
     begin = f"valid_{split}" if split in built.valid_sets else split
-    return Evaluation(split, len(data), placement.world_size, {f"{begin}_{name}": means[name] for name in means})
+    return Evaluation(
+        split, len(data), placement.world_size, {f"{begin}_{name}{suffix}": means[name] for name in means}
+    )
 
 
 def _check_model(built: Any, folder: Path, manifest: Manifest) -> None:

@@ -25,6 +25,7 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.listing import find_run, find_runs
 from tutti.runs.metrics import read_events
 from tutti.runs.record import read_record
+from tutti.units import EMA
 
 _KERAS_FILE = "model.keras"
 SUFFIXES = {
@@ -55,7 +56,8 @@ class ChosenCheckpoint:
 
     path: Path
     manifest: Manifest
-    note: str  # where another one is taken than was asked for
+    note: str  # where another one is taken than was asked for, or other weights than it was chosen by
+    ema: bool = False  # whether its averaged weights are meant
 
 
 class OpenedRun:
@@ -106,34 +108,53 @@ class OpenedRun:
             for path, step in found
         ]
 
-    def checkpoint(self, which: str | int = "best") -> ChosenCheckpoint:
-        """The checkpoint that is meant by best, last or a step; best means the last where none was saved as best."""
+    def checkpoint(self, which: str | int = "best", ema: bool = False) -> ChosenCheckpoint:
+        """The checkpoint that is meant by best, last or a step; best means the last where none was saved as best.
+
+        `ema` says that its averaged weights are meant.
+        """
+        if ema and self.config.ema is None:
+            raise ConfigError(f"{self.folder.path} has no averaged weights: expected a run with ema. Leave --ema out.")
         path, note = choose(self.folder.checkpoints, which)
-        return ChosenCheckpoint(path, verify(path), note)
+        best = self.config.checkpoint.best or ""
+        if not note and which == "best" and not ema and best.endswith(EMA):
+            note = f"the checkpoint is the best by checkpoint.best={best}, of averaged weights, which --ema takes"
+        return ChosenCheckpoint(path, verify(path), note, ema)
 
-    def weights(self, which: str | int = "best") -> dict[str, Any]:
-        """The state dict of a run of torch, of whole tensors on the CPU, whatever layout and ranks it had."""
-        return read_weights(self.checkpoint(which), self.config)
+    def weights(self, which: str | int = "best", ema: bool = False) -> dict[str, Any]:
+        """The state dict of a run of torch, of whole tensors on the CPU, whatever layout and ranks it had.
 
-    def model(self, which: str | int = "best", into: Any = None) -> Any:
+        With `ema`, weights are those averaged over steps.
+        """
+        return read_weights(self.checkpoint(which, ema), self.config)
+
+    def model(self, which: str | int = "best", into: Any = None, ema: bool = False) -> Any:
         """The torch module, or the Keras model, with the weights of a checkpoint, on the CPU and in eval mode.
 
         `into` is a module to put the weights into, for a run whose recipe does not name its model (`tutti.fit`).
+        With `ema`, the weights are those averaged over steps.
         """
-        chosen = self.checkpoint(which)
+        chosen = self.checkpoint(which, ema)
         if self.config.framework != "torch":
             return load_keras(chosen, self.config)
-        if into is None and self.config.script is not None:
-            raise ConfigError(
-                f"{self.folder.path} was trained by the script {self.config.script}, which makes its models itself. "
-                "Give them, by the names that run.keep has: .model(into=nn.ModuleDict({...}))."
-            )
+        if into is None:
+            check_named(self)
         model = into if into is not None else build_model(self.config, self.record)
         return fill(model, read_weights(chosen, self.config), chosen)
 
     def _epoch(self, step: int) -> int | None:
         steps = (self.record.get("plan") or {}).get("steps_per_epoch")
         return (step - 1) // int(steps) + 1 if steps else None
+
+
+def check_named(run: OpenedRun) -> None:
+    """Refuse a run of a script, of which only the script can make the models: its module is never imported."""
+    if run.config.script is not None:
+        raise ConfigError(
+            f"{run.folder.path} was trained by the script {run.config.script}, which makes its models itself. In "
+            "Python, give them by the names that run.keep has: .model(into=nn.ModuleDict({...})). Of the commands, "
+            "tutti export --to torch or --to safetensors writes the weights of all of them."
+        )
 
 
 def open_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] = "runs") -> OpenedRun:
@@ -157,7 +178,7 @@ def read_weights(chosen: ChosenCheckpoint, config: RunConfig) -> dict[str, Any]:
         raise ConfigError(f"{chosen.path} was saved by Keras: expected a run of torch. Use .model(), a Keras model.")
     from tutti.checkpoint.weights import read_checkpoint
 
-    return read_checkpoint(chosen.path)
+    return read_checkpoint(chosen.path, chosen.ema)
 
 
 def build_model(config: RunConfig, record: dict[str, Any]) -> Any:
@@ -210,11 +231,15 @@ def load_keras(chosen: ChosenCheckpoint, config: RunConfig) -> Any:
         return keras.models.load_model(chosen.path / _KERAS_FILE, compile=False)
 
 
-def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force: bool) -> tuple[Path, ChosenCheckpoint]:
+def export(
+    run: OpenedRun, kind: str, out: Path | None, which: str | int, force: bool, ema: bool = False
+) -> tuple[Path, ChosenCheckpoint]:
     """Write the model of a checkpoint as a file of a kind, whole or not at all; returns the file and the checkpoint."""
     config = run.config
     _check_kind(kind, config)
-    chosen = run.checkpoint(which)
+    if kind == "onnx":
+        check_named(run)
+    chosen = run.checkpoint(which, ema)
     path = out or run.folder.path / f"model{SUFFIXES[kind]}"
     if not path.name.endswith(SUFFIXES[kind]):
         raise ConfigError(f"--out {path}: expected a file that ends in {SUFFIXES[kind]} for --to {kind}.")
@@ -229,6 +254,7 @@ def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force:
     facts = describe(run, chosen)
     try:
         with replacing(path) as aside:
+            aside.touch()  # libraries wrap what the system says of a folder that cannot be written
             _WRITERS[kind](aside, run, chosen, facts)
         if kind == "torch":
             write_durably(about, json.dumps(facts, indent=1) + "\n")
@@ -246,6 +272,7 @@ def describe(run: OpenedRun, chosen: ChosenCheckpoint) -> dict[str, Any]:
         "model": config.model.model_dump(mode="json"),
         "data": run.record.get("data"),
         "step": manifest.step,
+        "ema": chosen.ema,
         "results": manifest.progress.get("results", {}),
         "config": config.plain(),
     }
@@ -258,7 +285,7 @@ def _check_kind(kind: str, config: RunConfig) -> None:
     if in_keras != (kind in _OF_KERAS):
         fits = _OF_KERAS if in_keras else [each for each in SUFFIXES if each not in _OF_KERAS]
         raise ConfigError(
-            f"--to {kind}: the run has framework={config.framework}, of which {' and '.join(fits)} are available."
+            f"--to {kind}: the run has framework={config.framework}, of which {', '.join(fits)} are available."
         )
 
 

@@ -18,15 +18,18 @@ from tutti.checkpoint.store import KEPT, read_kept
 from tutti.config.schema import SAFETENSORS, InitConfig
 from tutti.errors import CheckpointError, ConfigError
 
-_PREFIX = "model."
+_PREFIX, _AVERAGES = "model", "ema"  # the keys of trained weights, and of those of their averages that there are
 _WITHIN = ("state_dict", "model_state_dict", "model")  # where training programs put the weights in what they save
 _SHOWN = 6  # names in a message
 
 Weights = dict[str, torch.Tensor]
 
 
-def read_checkpoint(folder: Path) -> Weights:
-    """The whole tensors of a verified checkpoint of torch on the CPU, whatever layout it was saved from."""
+def read_checkpoint(folder: Path, averages: bool = False) -> Weights:
+    """The whole tensors of a verified checkpoint of torch on the CPU, whatever layout it was saved from.
+
+    With `averages`, a weight that was averaged over steps is its average.
+    """
     if (folder / KEPT).is_file():
         names = list(read_manifest(folder).model)
         wanted = set(names)
@@ -36,25 +39,39 @@ def read_checkpoint(folder: Path) -> Weights:
         return {name: kept[name] for name in names}
     reader = dcp.FileSystemReader(folder)
     found = reader.read_metadata().state_dict_metadata
-    names = [name for name in read_manifest(folder).model if f"{_PREFIX}{name}" in found]
+    names = [name for name in read_manifest(folder).model if f"{_PREFIX}.{name}" in found]
     weights: Weights = {}
     for name in names:
-        about = found[f"{_PREFIX}{name}"]
+        about = found[f"{_PREFIX}.{name}"]
         assert isinstance(about, TensorStorageMetadata)
         weights[name] = torch.empty(about.size, dtype=about.properties.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about its own inner API
-        dcp.load({"model": weights}, storage_reader=reader, no_dist=True)
+        dcp.load(_by_key(folder, weights, found, averages), storage_reader=reader, no_dist=True)
     return weights
 
 
-def load_model(folder: Path, model: nn.Module) -> None:
-    """Read the weights of a verified checkpoint into a model on any layout; every rank enters."""
+def load_model(folder: Path, model: nn.Module, averages: bool = False) -> None:
+    """Read the weights of a verified checkpoint, or their averages, into a model on any layout; every rank enters."""
+    reader = dcp.FileSystemReader(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        state = {"model": get_model_state_dict(model)}
-        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
-    set_model_state_dict(model, state["model"])
+        state = get_model_state_dict(model)
+        dcp.load(_by_key(folder, state, reader.read_metadata().state_dict_metadata, averages), storage_reader=reader)
+    set_model_state_dict(model, state)
+
+
+def _by_key(
+    folder: Path, weights: Mapping[str, Any], found: Mapping[str, Any], averages: bool
+) -> dict[str, dict[str, Any]]:
+    """The keys of a checkpoint from which weights are read; of buffers that no average is made of, the trained ones."""
+    averaged = {name: value for name, value in weights.items() if averages and f"{_AVERAGES}.{name}" in found}
+    if averages and not averaged:
+        raise CheckpointError(
+            f"checkpoint {folder} holds no averaged weights: expected one of a run with ema. Leave --ema out."
+        )
+    trained = {name: value for name, value in weights.items() if name not in averaged}
+    return {key: values for key, values in ((_PREFIX, trained), (_AVERAGES, averaged)) if values}
 
 
 def read_file(path: Path) -> Weights:

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -24,7 +24,7 @@ from tutti.ranks.environments import discover
 from tutti.ranks.failures import NOTES_VARIABLE, Failure, describe, leave_note, name_signal, quote
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE, end_with_parent
-from tutti.runs.folder import RunFolder, check_writable, create_folder, owned
+from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, read_script_runs
 from tutti.runs.output import lasting_output
 from tutti.runs.record import Record, python_path, read_record
 
@@ -211,11 +211,21 @@ def finish(folder: RunFolder, failure: Failure | None, memory: Mapping[str, int]
     if failure is None:
         return
     print(failure.message(folder), file=sys.stderr)
+    running = [each for each in read_script_runs(folder) if (read_record(each.record) or {}).get("state") == "running"]
     with contextlib.suppress(OSError, FolderError):
-        _record_end(folder, failure, memory or {})
-    if folder.path.exists():
-        print(f"run folder: {folder.path}", file=sys.stderr)
+        _record_end(running[-1] if running else folder, failure, memory or {})
+    print_folders(folder, sys.stderr)
     sys.exit(failure.exit_code)
+
+
+def print_folders(folder: RunFolder, file: TextIO | None = None) -> None:
+    """Name the run folder, or those of a script whose runs are in others, and where the logs of its ranks are."""
+    others = read_script_runs(folder)
+    own = [folder] if folder.record.exists() or (folder.path.exists() and not others) else []
+    for run in own + others:
+        print(f"run folder: {run.path}", file=file)
+    if others:
+        print(f"logs of the script: {folder.logs}", file=file)
 
 
 def _record_end(folder: RunFolder, failure: Failure, memory: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tutti.cli.options import Ranks, examples
-from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place
+from tutti.cli.ranks import as_rank, finish, given_folder, is_rank, place, print_folders
 from tutti.horovod.script import check_script, run_script
 from tutti.launch import local
 from tutti.runs.folder import check_writable, create_folder
@@ -36,5 +36,5 @@ def run(
     folder = create_folder(out, Path(script).stem, ranks)
     failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
     if failure is None:
-        print(f"run folder: {folder.path}")
+        print_folders(folder)
     finish(folder, failure)

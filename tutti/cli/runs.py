@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tutti import units
+from tutti.checkpoint.manifest import read_pointer
 from tutti.cli.options import Overrides, Ranks, RunsFolder, examples
 from tutti.config.load import resolve
 from tutti.config.run import RunConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tutti.after.run import ChosenCheckpoint, OpenedRun
 
 Run = Annotated[str, typer.Argument(help="A run folder, its name as tutti runs prints it, or latest.")]
+Ema = Annotated[bool, typer.Option("--ema", help="Take the weights averaged over steps (ema in the recipe).")]
 Checkpoint = Annotated[str, typer.Option(help="best, last or the step of a checkpoint.", metavar="best|last|STEP")]
 
 _TITLES = (
@@ -213,6 +215,7 @@ def evaluate(
     overrides: Overrides = None,
     split: Annotated[str, typer.Option(help="valid, test, train, or a set in `valid` of the recipe.")] = "valid",
     checkpoint: Checkpoint = "best",
+    ema: Ema = False,
     data: Annotated[str | None, typer.Option(help="Other data: the value of data.path of the recipe.")] = None,
     ranks: Ranks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
@@ -226,13 +229,14 @@ def evaluate(
     config = _with_data(opened, overrides or [], data, split)
     check_split(config, split)
     config = for_ranks(config, opened.record, ranks or placement.world_size, overrides or [])
-    chosen = opened.checkpoint(checkpoint)
+    chosen = opened.checkpoint(checkpoint, ema)
 
     def work(placement: Placement) -> Any:
         from tutti.after import evaluate as after
         from tutti.cli.train import find_framework
 
-        found = after.evaluate(find_framework(config), config, placement, split, chosen.path, chosen.manifest)
+        framework = find_framework(config)
+        found = after.evaluate(framework, config, placement, split, chosen.path, chosen.manifest, chosen.ema)
         if placement.rank == 0:
             _show_evaluation(opened, chosen, checkpoint, found, as_json)
         return found
@@ -258,8 +262,8 @@ def _with_data(run: "OpenedRun", overrides: list[str], data: str | None, split: 
 
 def _describe(run: "OpenedRun", chosen: "ChosenCheckpoint", asked: str) -> str:
     """The recipe and the step of a checkpoint, and whether it is the best one, which was asked for."""
-    best = " (best)" if asked == "best" and not chosen.note else ""
-    return f"{run.config.recipe}, step {chosen.manifest.step:,}{best}"
+    best = " (best)" if asked == "best" and chosen.path.name == read_pointer(chosen.path.with_name("best")) else ""
+    return f"{run.config.recipe}, step {chosen.manifest.step:,}{best}{', averaged weights' if chosen.ema else ''}"
 
 
 def _show_evaluation(
@@ -291,6 +295,7 @@ def export(
     ],
     out: Annotated[Path | None, typer.Option(help="The file.", show_default="RUN/model.SUFFIX")] = None,
     checkpoint: Checkpoint = "best",
+    ema: Ema = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     runs: Annotated[Path, typer.Option(help="The folder of run folders.")] = Path("runs"),
 ) -> None:
@@ -298,7 +303,7 @@ def export(
     from tutti.after.run import export as write
 
     opened = _open(run, runs)
-    path, chosen = write(opened, to, out, checkpoint, force)
+    path, chosen = write(opened, to, out, checkpoint, force, ema)
     if chosen.note:
         print(f"note: {chosen.note}", file=sys.stderr)
     print(f"{_describe(opened, chosen, checkpoint)}: {path} ({units.size(path.stat().st_size)})")
@@ -316,6 +321,7 @@ def apply(
     inputs: Annotated[str, typer.Argument(help="A .npy file, FILE.h5:DATASET, an image or a folder of images.")],
     out: Annotated[Path, typer.Option(help="The file of the outputs: .npy, .h5, or .csv for one row a sample.")],
     checkpoint: Checkpoint = "best",
+    ema: Ema = False,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples in one pass.", show_default="batch.eval")] = None,
     tile: Annotated[
         int | None,
@@ -330,7 +336,7 @@ def apply(
 ) -> None:
     """Compute the outputs of a trained model for samples, images or a volume of any size."""
     opened = _open(run, runs)
-    chosen = opened.checkpoint(checkpoint)
+    chosen = opened.checkpoint(checkpoint, ema)
     from rich.console import Console
     from rich.progress import Progress
 

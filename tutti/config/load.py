@@ -140,10 +140,10 @@ def change(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
     return validate(layers.values, layers.sources)
 
 
-def resolve_values(values: Mapping[str, Any]) -> RunConfig:
+def resolve_values(values: Mapping[str, Any], source: str = "fit()") -> RunConfig:
     """A configuration from plain values instead of a recipe's file."""
     layers = Layers()
-    layers.add(values, "fit()")
+    layers.add(values, source)
     return validate(layers.values, layers.sources)
 
 

@@ -321,7 +321,7 @@ class KerasLearner:
             sync_path(path)
         return files
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
         """Read the model alone from a verified checkpoint."""
         self.model.load_weights(folder / MODEL_FILE)
 

@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +27,7 @@ from tutti.ranks.secret import ForgedContent, Secret, make_secret
 
 _LOOPBACK = "127.0.0.1"
 _HUB = "hub"  # the key of its address, and the purpose of the signature
-_LOOK_SECONDS = 5.0  # for one attempt to reach the hub whose address is in the store
+_meetings: Counter[str] = Counter()  # of this process, by start: at the store of an agent, which outlives them
 
 
 @dataclass(frozen=True)
@@ -118,23 +119,20 @@ def _meet_at_store(placement: Placement, secret: Secret, seconds: float) -> tupl
     """Find the hub through a store that another process holds: rank 0 writes its address there, signed."""
     assert placement.address and placement.port
     store = _store(placement.rank, placement.address, placement.port, seconds)
-    key = f"{secret.key('hub').hex()}/{_HUB}"
+    begun = secret.key("hub").hex()
+    _meetings[begun] += 1  # a script may open several runs, and the store has the addresses of those before
+    key = f"{begun}/{_HUB} {_meetings[begun]}"
+    of_meeting = dist.PrefixStore(f"meeting {_meetings[begun]}", store)
     if placement.rank == 0:
         one_host = placement.local_size == placement.world_size
         address = _LOOPBACK if one_host else source_towards(placement.address) or placement.address
         listener = listen(0, address if one_host else "")
         signed = secret.sign(f"{address} {listener.getsockname()[1]}".encode(), _HUB)
         store.set(key, signed)  # pyright: ignore[reportArgumentType]
-        return _serve(placement, secret, listener, 0), store
+        return _serve(placement, secret, listener, 0), of_meeting
     deadline = time.monotonic() + seconds
-    while True:  # the hub of an earlier meeting may still be there
-        left = max(deadline - time.monotonic(), 0.1)
-        address, port = _read_address(store, key, secret, placement, left)
-        try:
-            return _connect(secret, address, [port], placement, min(left, _LOOK_SECONDS))[0], store
-        except DeadlineError:
-            if time.monotonic() > deadline:
-                raise
+    address, port = _read_address(store, key, secret, placement, seconds)
+    return _connect(secret, address, [port], placement, max(deadline - time.monotonic(), 0.1))[0], of_meeting
 
 
 def _read_address(store: dist.Store, key: str, secret: Secret, placement: Placement, seconds: float) -> tuple[str, int]:

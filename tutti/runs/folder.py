@@ -82,6 +82,11 @@ class RunFolder:
         """The definition of the study whose point it is; of other runs there is none."""
         return self.path.parent.parent / "study.json"
 
+    @property
+    def script_runs(self) -> Path:
+        """The folders of the runs that a script has in others, a line each; this one has the logs of its ranks."""
+        return self.path / "runs.txt"
+
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
@@ -121,6 +126,20 @@ def create_folder(out: str, name: str, ranks: int) -> RunFolder:
             "Choose another place with out=FOLDER."
         ) from error
     return RunFolder(path)
+
+
+def note_script_run(launched: RunFolder, folder: RunFolder) -> None:
+    """Note in the folder that a launcher has made for a script that a run of the script is in another."""
+    if launched.path.resolve() != folder.path.resolve():
+        with contextlib.suppress(OSError), open(launched.script_runs, "a") as file:
+            file.write(f"{folder.path}\n")
+
+
+def read_script_runs(launched: RunFolder) -> list[RunFolder]:
+    """The folders that were noted, each once, in the order of their runs."""
+    with contextlib.suppress(OSError):
+        return [RunFolder(Path(line)) for line in dict.fromkeys(launched.script_runs.read_text().splitlines())]
+    return []
 
 
 def remove_folder(folder: RunFolder) -> None:

@@ -50,7 +50,7 @@ def find_run(given: str, out: Path) -> RunFolder:
     known = [*named, *(folder.path.name for folder in named.values())]
     raise FolderError(
         f"there is no run {given!r}, here or in {out}: expected a run folder, as `tutti runs` lists them. "
-        f"Name their place with --out.{nearest(given, known)}"
+        f"Give its path where it lies elsewhere.{nearest(given, known)}"
     )
 
 

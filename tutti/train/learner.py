@@ -340,11 +340,11 @@ class TorchLearner:
         """Write the model and the optimizer from all ranks."""
         return store.write_state(folder, self.model, self.optimizer, group, averages=self._ema_state())
 
-    def load_weights(self, folder: Path) -> None:
-        """Read the model alone from a verified checkpoint; every rank enters."""
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
+        """Read the model alone from a verified checkpoint, or its averaged weights; every rank enters."""
         from tutti.checkpoint.weights import load_model
 
-        load_model(folder, self.model)
+        load_model(folder, self.model, averages)
 
     def start_from(self, init: InitConfig) -> "StartingPoint":
         """Begin with weights of another run or of a file, the same on every layout."""

@@ -1,13 +1,20 @@
 """Losses and metrics by name, and their running sums over samples, kept on each rank without a synchronisation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tutti.errors import TrainingError
+from tutti.runs.step_parts import StepPart
+
 Metrics = Mapping[str, Callable[[Any, Any], torch.Tensor]]
+
+# What the events of metrics.jsonl have besides what a step or a script gives.
+_OF_EVENTS = {"event", "step", "epoch", "time", "lr", "ranks", "samples_per_second", "seconds", "train_loss"}
+_OF_EVENTS |= {f"{part.key}_{kind}" for part in StepPart for kind in ("seconds", "share")}
 
 
 class Meter:
@@ -74,6 +81,84 @@ class Meter:
         else:
             self._sums[index].add_(value, alpha=samples * self._share)
         self._weights[index] += samples * self._share
+
+
+class StepValues:
+    """Sums over this rank's samples of the values that steps give by name; `base` are names that are always there."""
+
+    def __init__(self, base: Iterable[str], samples: int, device: torch.device) -> None:
+        self.names = self._base = tuple(base)
+        self._samples, self._device = samples, device
+        self._given: set[str] = set()  # names that the steps of this window give
+        self._sums: list[torch.Tensor] = []
+        self._weight = 0.0
+        self.clear()
+
+    def add(self, values: Mapping[str, torch.Tensor | float], where: str) -> torch.Tensor:
+        """Add the values of a step, and return its loss."""
+        if not self._weight:
+            check_names(values, where)
+            self.names = tuple(dict.fromkeys((*self._base, *values)))
+            self._given = {"loss", *values}
+            self.clear()
+        if set(values) != self._given:
+            expected = ", ".join(name for name in self.names if name in self._given)
+            raise TrainingError(
+                f"{where}({', '.join(values)}): expected the values of the steps before, {expected}. "
+                "Give the same names in every step, loss among them."
+            )
+        for name, total in zip(self.names, self._sums, strict=True):
+            if name in values:
+                total.add_(as_scalar(values[name], name, where), alpha=self._samples)
+        self._weight += self._samples
+        return as_scalar(values["loss"], "loss", where)
+
+    def totals(self) -> torch.Tensor:
+        """The sums of the values over this rank's samples, then their weights."""
+        weights = [self._weight if name in self._given else 0.0 for name in self.names]
+        return torch.cat([torch.stack(self._sums).cpu(), torch.tensor(weights, dtype=torch.float64)])
+
+    def clear(self) -> None:
+        """Set the totals to zero."""
+        self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
+        self._weight = 0.0
+
+    def put(self, totals: Sequence[float], is_first: bool) -> None:
+        """Hold given totals on rank 0 and zeros elsewhere."""
+        self.clear()
+        weights = dict(zip(self.names, totals[len(self.names) :], strict=True))
+        if is_first and weights["loss"]:
+            for own, total in zip(self._sums, totals, strict=False):
+                own.fill_(total)
+            self._weight = weights["loss"]
+            self._given = {name for name, weight in weights.items() if weight}
+
+
+def check_names(values: Iterable[str], where: str) -> None:
+    """Refuse names that an event of metrics.jsonl has itself."""
+    for name in values:
+        if name in _OF_EVENTS:
+            raise TrainingError(
+                f"{where}: the name {name} is one that every line of metrics.jsonl may have: expected another. "
+                f"Rename it, as in my_{name}."
+            )
+
+
+def as_number(value: Any, name: str, where: str) -> float:
+    """One number, which a user gives as a number, an array or a tensor."""
+    return float(as_scalar(value, name, where))
+
+
+def as_scalar(value: Any, name: str, where: str) -> torch.Tensor:
+    """One number as a tensor, which stays where it is."""
+    try:
+        found = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or found.numel() != 1 or found.is_complex():
+        given = f"{value!r:.40}" if found is None or found.numel() == 1 else f"of the shape {list(found.shape)}"
+        raise TrainingError(f"{where}: {name} is {given}: expected one real number. Give a mean over the batch.")
+    return found.reshape(())
 
 
 class Sums(Protocol):

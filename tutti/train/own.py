@@ -20,21 +20,31 @@ from tutti.config.plan import Plan
 from tutti.config.run import LOOP, RunConfig
 from tutti.data.loader import RankBatch, evaluation_batches
 from tutti.data.order import same_number_size
-from tutti.errors import TrainingError
+from tutti.errors import ConfigError, TrainingError
 from tutti.parallel.mesh import Mesh
 from tutti.ranks.device import seed_pass
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import FOLDER_VARIABLE
-from tutti.runs.folder import RunFolder
+from tutti.runs.folder import RunFolder, remove_folder
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
+from tutti.train.metrics import as_number, check_names
 from tutti.train.own_learner import OwnFramework, OwnLearner
 from tutti.train.own_step import OwnStep, Stateful, broadcast_weights
 from tutti.train.run import JoinedRun, begin_job, join_run
 
 Model = TypeVar("Model", bound=nn.Module)
+
+# Keys of recipes for which a script has its own code.
+_MADE_BY_SCRIPTS = {
+    "model": "the script makes its models, and gives them to run.model",
+    "optim": "the script makes its optimizers, and lr gives the rate of run.lr",
+    "loss": "the script computes its losses",
+    "metrics": "the script computes them, and gives them to run.log or run.log_epoch",
+    "step": "the loop of the script makes the steps",
+}
 
 
 class Run(OwnStep):
@@ -47,11 +57,15 @@ class Run(OwnStep):
         self._joined: JoinedRun | None = None
         self._job: Job[OwnLearner] | None = None
         self._logged: torch.Tensor | None = None  # the loss of the step under way
+        self._is_in_step = False
 
     def __enter__(self) -> Self:
         given = os.environ.get(FOLDER_VARIABLE) if self._resume is None else None
         folder = RunFolder(Path(given)) if given else None
+        if folder is not None and folder.record.exists():  # of an earlier run of the script
+            folder = None
         joined = join_run(self._framework, self.config, self._placement, folder, self._resume)
+        self._stack.callback(self._discard_unused)
         self._joined = self._stack.enter_context(joined)
         torch.manual_seed(self.config.seed)  # the same first weights on every rank
         return self
@@ -90,6 +104,8 @@ class Run(OwnStep):
 
         With `parallel.shard` the rank keeps its shards of them alone. Optimizers are made after it.
         """
+        if not isinstance(model, nn.Module):
+            raise TrainingError(f"run.model({model!r:.40}): expected a torch.nn.Module, as nn.Linear(2, 1) makes one.")
         model.to(self.device)
         broadcast_weights(model, self.ranks)
         self._models.append(model)
@@ -121,6 +137,7 @@ class Run(OwnStep):
             self._prepare_optimizers(self._framework.kept)
         job = self._stack.enter_context(begin_job(self._framework, self.config, self._met, self._resume))
         self._job = job
+        self._stack.push(self._end_left_loop)
         job.begin_loading()
         for batch in job.batches():
             self._begin_step(batch)
@@ -136,10 +153,13 @@ class Run(OwnStep):
         """Write these values, the same on every rank, with the results of the epoch that ends with this step."""
         if not self.ends_epoch:
             raise TrainingError("run.log_epoch(...) within an epoch: expected it where run.ends_epoch is true.")
-        self._begun.validated |= {name: float(value) for name, value in values.items()}
+        check_names(values, "run.log_epoch")
+        self._begun.validated |= {name: as_number(value, name, "run.log_epoch") for name, value in values.items()}
 
     def share(self, data: Any, batch: int | None = None) -> Iterator[Any]:
         """This rank's batches of other data, without augmentation; all ranks together see every sample once."""
+        if batch is not None and batch < 1:
+            raise TrainingError(f"run.share(data, batch={batch}): expected 1 or more samples of a rank at once.")
         size = batch or self._begun.plan.per_rank_batch
         if self._sharded:  # all ranks enter their forward passes
             size = same_number_size(len(data), self.ranks, size)
@@ -202,7 +222,7 @@ class Run(OwnStep):
                     each.register_step_pre_hook(lambda *_, model=model: model.before_step())
 
     def _begin_step(self, batch: RankBatch) -> None:
-        self._logged, self._draws = None, 0
+        self._logged, self._draws, self._is_in_step = None, 0, True
         seed_pass(self.device, self.config.seed, batch.step, self.rank)
         self._met.monitor.enter(StepPart.COMPUTE, batch.step + 1)
 
@@ -219,12 +239,33 @@ class Run(OwnStep):
         if self._logged is None:
             raise TrainingError(f"step {job.step + 1} ended without a loss: expected run.log(loss=...) in every step.")
         job.end_step(self._logged)
-        if job.logs_after(job.step):
+        self._is_in_step = False
+        if job.logs_after(job.step) or job.is_left:
             job.log()
         if job.epoch_ends:
             job.finish_epoch()
         if job.saves_now:
             job.save()
+
+    def _end_left_loop(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish a run whose loop the script has left: a step that was logged counts. Every rank enters."""
+        job = self._begun
+        if kind is not None or not self._is_in_step:
+            return
+        job.is_left = True
+        if self._logged is not None:
+            self._end_step(job)
+        elif job.saves_now:
+            job.save()
+        job.finish()
+
+    def _discard_unused(self) -> None:
+        """Leave no folder of a run whose loop never began."""
+        if self._joined is None or self._job is not None or self._placement.rank > 0:
+            return
+        folder = self._joined.folder
+        if not any(each.is_file() for each in folder.path.rglob("*")):  # a launcher has its logs there
+            remove_folder(folder)
 
 
 def start(
@@ -251,7 +292,10 @@ def start(
         "batch": {"global": batch},
         "epochs": epochs,
     }
-    config = resolve_values(values | recipe)
+    for key, instead in _MADE_BY_SCRIPTS.items():
+        if key in recipe:
+            raise ConfigError(f"tutti.start({key}=...): expected other keys of a recipe; {instead}. Leave {key} out.")
+    config = resolve_values(values | recipe, "start()")
     checkpoint = None
     if resume is not None:
         checkpoint = find_checkpoint(str(resume), config.out, config.recipe, in_script=True)

@@ -17,7 +17,7 @@ from tutti.config.layout import make_layout
 from tutti.config.plan import Plan, make_plan
 from tutti.config.run import RunConfig
 from tutti.config.schedule import Schedule, make_schedule
-from tutti.config.schema import InitConfig, ParallelConfig
+from tutti.config.schema import DdpConfig, InitConfig, ParallelConfig
 from tutti.data.loader import RankBatch
 from tutti.errors import CheckpointError, ConfigError
 from tutti.parallel.batch_statistics import BatchStatistics
@@ -26,8 +26,8 @@ from tutti.ranks.group import Group, Joined, PreflightCheck, RankCheck, joined
 from tutti.ranks.placement import Placement
 from tutti.runs.step_parts import StepPart
 from tutti.train.job import Job
-from tutti.train.metrics import taken
-from tutti.train.own_step import Stateful, StepValues
+from tutti.train.metrics import StepValues, taken
+from tutti.train.own_step import Stateful
 from tutti.train.timing import NoTimer, StepTimer
 
 
@@ -162,7 +162,7 @@ class OwnLearner:
 
         return find
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
         """Not possible: a script gives its models the weights that it wants."""
         raise NotImplementedError
 
@@ -224,6 +224,14 @@ class OwnFramework:
                 f"{key}={value} with a loop of your own: expected models that the script steps, whole on every rank or "
                 f"in shards (parallel.shard). Leave {key} out, or train with a recipe."
             )
+        steps = [("precision", config.precision, "fp32", "the script chooses it with torch.autocast")]
+        steps += [("speed.compile", config.speed.compile, False, "call compile() of each model where it is made")]
+        for (name, value), (_, default) in zip(config.ddp, DdpConfig(), strict=True):
+            steps += [(f"ddp.{name}", value, default, "run.backward averages gradients")]
+        for key, value, default, instead in steps:
+            if value != default:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(f"{key}={shown} with a loop of your own: {instead}. Leave {key} out.")
         make_layout(config.parallel, world_size)
 
     def prepare_data(self, config: RunConfig) -> None:

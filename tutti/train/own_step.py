@@ -3,7 +3,7 @@
 import functools
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,7 @@ from tutti.ranks.group import Group
 from tutti.runs.files import write_durably
 from tutti.runs.step_parts import StepPart
 from tutti.train.learner import Silence, TorchLearner
-from tutti.train.metrics import Metrics, taken
+from tutti.train.metrics import Metrics, StepValues, as_number, taken
 from tutti.train.timing import NoTimer
 
 if TYPE_CHECKING:
@@ -90,6 +90,18 @@ class OwnStep:
         """
         if not models:
             raise TrainingError("run.backward(loss) without models: expected those whose gradients are averaged.")
+        for model in models:
+            if not isinstance(model, nn.Module):
+                raise TrainingError(
+                    f"run.backward(loss, {type(model).__name__}): expected modules whose gradients are averaged. Name "
+                    "the model that has the parameter, or a part of it."
+                )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = f"of the shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r:.40}"
+            raise TrainingError(
+                f"run.backward(loss): the loss is {given}: expected a tensor of one number. Take the mean over "
+                "the batch."
+            )
         if hasattr(loss, "full_tensor"):
             raise TrainingError(
                 "run.backward(loss): the loss is in shards, as a sum over parameters is with parallel.shard: expected "
@@ -108,7 +120,7 @@ class OwnStep:
 
     def average(self, value: torch.Tensor | float, weight: float = 1.0) -> float:
         """The mean of a number over ranks; every rank enters. A rank without a value has the weight 0."""
-        own = [float(value) * weight if weight else 0.0, float(weight)]
+        own = [as_number(value, "value", "run.average") * weight if weight else 0.0, float(weight)]
         total, weights = self._group.sum(torch.tensor(own, dtype=torch.float64)).tolist()
         return total / weights if weights else math.nan
 
@@ -161,56 +173,6 @@ class OwnStep:
         self._draws += 1
         whole = draw(plan.global_batch, *shape, generator=generator, device=self.device)
         return whole[self.rank * plan.per_rank_batch :][: plan.per_rank_batch]
-
-
-class StepValues:
-    """Sums over this rank's samples of the values that steps give by name; `base` are names that are always there."""
-
-    def __init__(self, base: Iterable[str], samples: int, device: torch.device) -> None:
-        self.names = self._base = tuple(base)
-        self._samples, self._device = samples, device
-        self._given: set[str] = set()  # names that the steps of this window give
-        self._sums: list[torch.Tensor] = []
-        self._weight = 0.0
-        self.clear()
-
-    def add(self, values: Mapping[str, torch.Tensor | float], where: str) -> torch.Tensor:
-        """Add the values of a step, and return its loss."""
-        if not self._weight:
-            self.names = tuple(dict.fromkeys((*self._base, *values)))
-            self._given = {"loss", *values}
-            self.clear()
-        if set(values) != self._given:
-            expected = ", ".join(name for name in self.names if name in self._given)
-            raise TrainingError(
-                f"{where}({', '.join(values)}): expected the values of the steps before, {expected}. "
-                "Give the same names in every step, loss among them."
-            )
-        for name, total in zip(self.names, self._sums, strict=True):
-            if name in values:
-                total.add_(torch.as_tensor(values[name]).detach(), alpha=self._samples)
-        self._weight += self._samples
-        return torch.as_tensor(values["loss"]).detach()
-
-    def totals(self) -> torch.Tensor:
-        """The sums of the values over this rank's samples, then their weights."""
-        weights = [self._weight if name in self._given else 0.0 for name in self.names]
-        return torch.cat([torch.stack(self._sums).cpu(), torch.tensor(weights, dtype=torch.float64)])
-
-    def clear(self) -> None:
-        """Set the totals to zero."""
-        self._sums = [torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.names]
-        self._weight = 0.0
-
-    def put(self, totals: Sequence[float], is_first: bool) -> None:
-        """Hold given totals on rank 0 and zeros elsewhere."""
-        self.clear()
-        weights = dict(zip(self.names, totals[len(self.names) :], strict=True))
-        if is_first and weights["loss"]:
-            for own, total in zip(self._sums, totals, strict=False):
-                own.fill_(total)
-            self._weight = weights["loss"]
-            self._given = {name for name, weight in weights.items() if weight}
 
 
 class RecipeStep(OwnStep):

@@ -109,8 +109,8 @@ class Learner(Protocol):
         """Write the model and the optimizer durably; returns the files whose checksums this rank is to compute."""
         ...
 
-    def load_weights(self, folder: Path) -> None:
-        """Read the model alone from a verified checkpoint; every rank enters."""
+    def load_weights(self, folder: Path, averages: bool = False) -> None:
+        """Read the model alone from a verified checkpoint, or its averaged weights; every rank enters."""
         ...
 
     def start_from(self, init: InitConfig) -> "StartingPoint":
@@ -164,6 +164,7 @@ class TrainingProgress:
     step: int
     results: dict[str, float]  # of the last epoch
     starting_point: "StartingPoint | None" = None  # of a new run with `init`
+    is_left: bool = False  # a loop of the user's own has ended before its last step
     _best: float | None = None
     _is_best: bool = False
     _patience: Patience | None = None
@@ -195,19 +196,23 @@ class TrainingProgress:
     @property
     def is_over(self) -> bool:
         """Whether the run is at its end."""
-        return self.step == self.plan.total_steps or self.has_reached
+        return self.step == self.plan.total_steps or self.has_reached or self.is_left
 
     @property
     def ended_by(self) -> str:
-        """The key of the recipe that ends the run."""
+        """The key of the recipe that ends the run, or `script`."""
         if self.has_reached:
             return "stop_at" if self._is_at_target else "stop_early"
+        if self.is_left:
+            return "script"
         return "epochs" if self.step == self.plan.steps_per_epoch * self.plan.epochs else "max_steps"
 
     def describe_stop(self) -> Iterator[str]:
-        """For people: the value of `stop_at`, or the patience of `stop_early`, where that has ended the run."""
+        """For people: the value of `stop_at`, the patience of `stop_early` or the script, where that has ended it."""
         where = f"after epoch {self.epoch} of {self.plan.epochs}"
         if not self.has_reached:
+            if self.is_left:
+                yield f"stopped after step {self.step:,} of {self.plan.total_steps:,}: the script has left its loop"
             return
         if self._is_at_target:
             for metric, value in (self.config.stop_at or {}).items():

@@ -24,9 +24,17 @@ from tutti.ranks.failures import name_signal
 from tutti.ranks.group import Group, Joined, Machine, PreflightCheck, check_same_code
 from tutti.ranks.hang_detection import Monitor
 from tutti.ranks.placement import Placement
-from tutti.ranks.process import launch_line
+from tutti.ranks.process import FOLDER_VARIABLE, launch_line
 from tutti.runs.files import remove_unfinished
-from tutti.runs.folder import RunFolder, check_writable, create_folder, owned, remove_folder, write_config
+from tutti.runs.folder import (
+    RunFolder,
+    check_writable,
+    create_folder,
+    note_script_run,
+    owned,
+    remove_folder,
+    write_config,
+)
 from tutti.runs.output import captured_output, log_traceback
 from tutti.runs.record import (
     PREDICTED_VARIABLE,
@@ -115,6 +123,8 @@ def join_run(
         monitor = Monitor(placement, rank.group.hub, rank.group.hosts, config.runtime)
         try:
             own, is_new = _open_folder(config, rank.group, folder, resume)
+            if rank.group.is_first and (launched := os.environ.get(FOLDER_VARIABLE)):
+                note_script_run(RunFolder(Path(launched)), own)
             with _owned(own, rank.group, seen):
                 yield JoinedRun(rank, monitor, own, is_new)
         finally:
