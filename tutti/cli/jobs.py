@@ -29,9 +29,9 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "tutti submit digits --on slurm --nodes 4 --ranks-per-node 4 --time 2:00:00",
+        "tutti submit digits --on slurm --nodes 2 --ranks-per-node 2 --time 2:00:00",
         "tutti submit nbody/short --on perlmutter --account m1234 --nodes 8 --queue debug --time 30 epochs=3",
-        "tutti submit digits --on polaris --account datascience --nodes 2 --dry-run",
+        "tutti submit digits --on polaris --account datascience --nodes 1 --dry-run",
     )
 )
 def submit(
@@ -129,7 +129,7 @@ def requeue(
     sys.exit(0 if outcome in ("again", "complete") else ending.code)
 
 
-@app.command(epilog=examples("tutti status", "tutti status runs/digits/2026-11-15_101500_n8"))
+@app.command(epilog=examples("tutti status", "tutti status runs/digits/2026-11-15_101500_n4"))
 def status(
     folder: Annotated[Path | None, typer.Argument(help="A run folder.", show_default="all submitted runs")] = None,
     out: RunsFolder = Path("runs"),
@@ -147,7 +147,7 @@ def status(
     units.print_table(titles, (_row(look(run)) for run in found), left)
 
 
-@app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n8 --rank 3"))
+@app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n4 --rank 3"))
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="A run folder.", show_default="the newest submitted run")
