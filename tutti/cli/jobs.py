@@ -87,7 +87,7 @@ def submit(
     )
     staging = StagingWishes(stage_environment, local_disk, keep_staged)
     submission = prepare(recipe, overrides or [], on, wishes, max_requeues, preflight, staging)
-    if missing := [path for path in data_paths(submission.config) if not Path(path).exists()]:
+    if missing := [path for path in data_paths(submission.config) if not _holds_data(Path(path))]:
         print(
             f"warning: {', '.join(missing)}, where the recipe reads its data, is not visible from here. If the nodes "
             "do not see it either, fetch it (tutti data get) or set data.path to a folder of a shared file system.",
@@ -102,6 +102,14 @@ def submit(
     print(f"run folder: {folder.path}")
     print(f"script:     {folder.path / 'job.sh'}")
     print(f"follow:     tutti status {folder.path}\n            tutti logs --follow {folder.path}")
+
+
+def _holds_data(path: Path) -> bool:
+    """Return whether data can be at a path: an empty folder is what a download that failed has left."""
+    try:
+        return any(path.iterdir()) if path.is_dir() else path.exists()
+    except OSError:  # it cannot be read by this user
+        return False
 
 
 @app.command()
