@@ -161,9 +161,11 @@ def test_data_that_is_not_visible_from_here_is_a_warning(cluster: Cluster) -> No
 def test_a_log_of_a_rank_that_is_not_there_names_those_that_are(cluster: Cluster) -> None:
     cluster.tutti("submit", "digits", "--on", "slurm", "--nodes", "2", "--ranks-per-node", "2")
     (folder,) = (cluster.folder / "runs" / "digits").iterdir()
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "4", "--follow"), f"--rank 4: {folder} has ranks 0-3.")
     for rank in range(4):
         (folder / "logs" / f"rank-{rank}.log").write_text(f"rank {rank} was here\n")
-    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77"), f"--rank 77: {folder} has logs of ranks 0-3.")
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77"), f"--rank 77: {folder} has ranks 0-3.")
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77", "--follow"), "has ranks 0-3.")
     assert cluster.tutti("logs", str(folder), "--rank", "3").out == "rank 3 was here\n"
 
 

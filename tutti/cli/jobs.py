@@ -20,7 +20,7 @@ from tutti.launch.cluster.staging.script import StagingWishes
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, logged_ranks, look, output_files
 from tutti.launch.cluster.submission import prepare, submit_run
 from tutti.runs.folder import RunFolder
-from tutti.runs.jobs import Attempt, describe, find_jobs
+from tutti.runs.jobs import Attempt, describe, find_jobs, read_job
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -166,13 +166,13 @@ def logs(
 ) -> None:
     """Print the output of a job or the log of one of its ranks."""
     run = choose(folder, out)
+    if rank is not None:
+        _check_rank(run, rank)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             for text in follow_output(run, rank):
                 print(text, end="", flush=True)
         return
-    if rank is not None and (ranks := logged_ranks(run)) and rank not in ranks:
-        raise FolderError(f"--rank {rank}: {run.path} has logs of {units.ranks(ranks)}. Choose one of them.")
     files = output_files(run, rank)
     found = [path for path in files if path.is_file()]
     if not found:
@@ -185,7 +185,15 @@ def logs(
         print(path.read_text(errors="replace"), end="")
 
 
-@app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n8"))
+def _check_rank(run: RunFolder, rank: int) -> None:
+    """Refuse a rank that neither the job of a run has nor its logs, which another start may have written."""
+    submitted = range(read_job(run).resources["ranks"]) if run.job.is_file() else ()
+    ranks = sorted({*logged_ranks(run), *submitted})
+    if ranks and rank not in ranks:
+        raise FolderError(f"--rank {rank}: {run.path} has {units.ranks(ranks)}. Choose one of them.")
+
+
+@app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n4"))
 def cancel(folder: RunPath, out: RunsFolder = Path("runs")) -> None:
     """Cancel a submitted run: its ranks save a checkpoint and end, and it is not requeued."""
     job, asked = cancel_job(choose(folder, out))
