@@ -62,6 +62,15 @@ def test_help_of_tutti_begins_with_a_command_to_try() -> None:
     assert shown.partition("Examples:")[2].splitlines()[1].strip() == "tutti train digits -n 2"
 
 
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_train", interrupt)
+    done = CliRunner().invoke(app, ["train", "digits"])
+    assert (done.exit_code, done.stderr) == (130, "stopped on SIGINT\n")
+
+
 def test_a_misspelled_command_suggests_the_right_one() -> None:
     done = CliRunner().invoke(app, ["trian"], env={"COLUMNS": "500"})
     assert done.exit_code == 2
