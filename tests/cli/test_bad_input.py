@@ -115,6 +115,9 @@ def test_an_unwritable_run_folder(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_refused(tutti("train", "digits", "out=file/runs"), "file is not a folder", "out=FOLDER")
     assert_refused(tutti("train", "digits", "-n", "2", "out=/proc/runs"), "/proc cannot be written", "out=FOLDER")
+    (tmp_path / "script.py").touch()
+    done = tutti("run", "-n", "2", "--out", "/proc/runs", "script.py")
+    assert_refused(done, "--out '/proc/runs': /proc cannot be written", "another place with --out FOLDER.")
 
 
 @pytest.mark.ranks

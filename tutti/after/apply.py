@@ -343,7 +343,7 @@ def _check_output(path: Path, force: bool) -> None:
     if path.suffix.lower() not in OUTPUTS:
         raise ConfigError(f"--out {path}: expected a file that ends in {', '.join(OUTPUTS)}.")
     if path.exists() and not force:
-        raise FolderError(f"{path} exists: expected a new file. Name another with --out, or replace it by --force.")
+        raise FolderError(f"{path} exists: expected a new file. Name another with --out, or replace it with --force.")
     if not path.parent.is_dir():
         raise FolderError(f"--out {path}: there is no folder {path.parent}. Create it, or choose another.")
 

@@ -222,13 +222,14 @@ def export(run: OpenedRun, kind: str, out: Path | None, which: str | int, force:
     for each in (path, about) if kind == "torch" else (path,):
         if each.exists() and not force:
             raise FolderError(
-                f"{each} exists: expected a new file. Choose another with --out, or replace it by --force."
+                f"{each} exists: expected a new file. Choose another with --out, or replace it with --force."
             )
     if not path.parent.is_dir():
         raise FolderError(f"--out {path}: there is no folder {path.parent}. Create it, or choose another.")
     facts = describe(run, chosen)
     try:
         with replacing(path) as aside:
+            aside.touch()  # libraries have errors of their own for a file that they cannot write
             _WRITERS[kind](aside, run, chosen, facts)
         if kind == "torch":
             write_durably(about, json.dumps(facts, indent=1) + "\n")
@@ -258,7 +259,7 @@ def _check_kind(kind: str, config: RunConfig) -> None:
     if in_keras != (kind in _OF_KERAS):
         fits = _OF_KERAS if in_keras else [each for each in SUFFIXES if each not in _OF_KERAS]
         raise ConfigError(
-            f"--to {kind}: the run has framework={config.framework}, of which {' and '.join(fits)} are available."
+            f"--to {kind}: the run has framework={config.framework}, which has the formats {', '.join(fits)}."
         )
 
 
