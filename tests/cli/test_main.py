@@ -41,9 +41,10 @@ def test_help_lists_all_commands_in_order_with_what_they_do() -> None:
         assert own.strip().splitlines()[2].strip() == text
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "data"] + ["data get", "data make images"])
+@pytest.mark.parametrize("name", [*COMMANDS, "data get", "data make", "data make images"])
 def test_help_of_every_command_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "500"}).output
+    assert "Example" in shown, shown
     examples = [line.strip() for line in shown.rpartition("Example")[2].splitlines()[1:] if line.strip()]
     assert any(f"tutti {name}" in line for line in examples), shown
     assert not any("tutti" in line.partition("tutti")[2] for line in examples), "one on each line"

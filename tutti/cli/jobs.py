@@ -72,7 +72,7 @@ def submit(
     keep_staged: Annotated[bool, typer.Option("--keep-staged", help="Leave the copies on the nodes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and write nothing.")] = False,
 ) -> None:
-    """Submit a recipe to a cluster; its job is requeued when its time is over until the run is complete."""
+    """Submit a recipe to a cluster; the job is requeued at its time limit until the run is complete."""
     wishes = Wishes(
         nodes=nodes,
         ranks=ranks,
