@@ -127,7 +127,7 @@ def test_a_dry_run_shows_the_script_and_leaves_nothing(tutti: Tutti, tmp_path: P
         (["--on", "slrm"], ["unknown site 'slrm'", "Did you mean 'slurm'?"]),
         (["--on", "slurm", "--time", "2h"], ["--time 2h", "for example 30, 30:00, 2:00:00 or 1-12:00:00"]),
         (["--on", "slurm", "--nodes", "0"], ["--nodes 0: expected 1 or more"]),
-        (["--on", "slurm", "--nodes", "3"], ["does not split over 3 rank(s)"]),
+        (["--on", "slurm", "--nodes", "3"], ["does not split over 3 ranks"]),
         (
             ["--on", "slurm", "--nodes", "2", "--ranks-per-node", "3", "parallel.tensor=2"],
             ["parallel.tensor=2 with 3 ranks on a host: expected a divisor of 3"],
@@ -314,7 +314,7 @@ def test_a_pbs_job_trains_on_real_ranks(cluster: Cluster) -> None:
     done = cluster.start(folder, PBS_JOBID="1.pbs", PBS_NODEFILE=str(cluster.folder / "nodes"))
     printed = (folder / "logs" / "job-1.pbs.out").read_text()
     assert done.code == 0, printed
-    assert "2 rank(s) on cpu" in printed
+    assert "2 ranks on cpu" in printed
     assert printed.endswith("tutti: the run is complete.\n")
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["ranks"]) == ("finished", 2)

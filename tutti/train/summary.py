@@ -7,6 +7,7 @@ from typing import Any
 from tutti.config.framework import keras_backend
 from tutti.ranks.group import Machine
 from tutti.train.job import Job
+from tutti.units import count
 
 _MOST_LINES = 16
 
@@ -23,9 +24,9 @@ def announce(job: Job[Any], machine: Machine, cores: list[dict[str, Any]] | None
     )
     layout = plan.layout
     job.journal.say(
-        f"{plan.world_size} rank(s) on {machine.device}, {machine.threads} thread(s) each; "
+        f"{count(plan.world_size, 'rank')} on {machine.device}, {count(machine.threads, 'thread')} each; "
         f"global batch {plan.global_batch} = {layout.data_ranks} x {plan.per_rank_batch}{accumulated}; "
-        f"{plan.steps_per_epoch:,} steps an epoch, {plan.epochs} epochs, {config.precision}"
+        f"{count(plan.steps_per_epoch, 'step')} an epoch, {count(plan.epochs, 'epoch')}, {config.precision}"
     )
     for line in (
         *job.schedule.notes,
