@@ -187,7 +187,7 @@ class Journal:
         except Exception as error:
             self._loggers.pop(name, None)
             reason = str(error) if isinstance(error, LoggerError) else summarise_error(error)
-            self.say(f"warning: log.to: {name} has failed: {reason.rstrip('.')}. The run goes on without it.")
+            self.say(f"warning: log.to: {name} has failed: {reason.rstrip('.')}. The run continues without it.")
 
 
 def rewind(folder: RunFolder, step: int, unvalidated: bool = False) -> None:
