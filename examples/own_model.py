@@ -57,7 +57,7 @@ def log_cosh(found: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     return (error + nn.functional.softplus(-2 * error) - math.log(2)).mean()
 
 
-def channels_off(found: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+def channel_error(found: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     """Return the absolute error of each sample; tutti averages it over all samples of all ranks."""
     return (found - centre).abs()
 
@@ -68,10 +68,10 @@ if __name__ == "__main__":
         Peaks("train"),
         Peaks("valid"),
         loss=log_cosh,
-        metrics={"channels_off": channels_off},
+        metrics={"channel_error": channel_error},
         name="own_model",
         optim={"name": "adam", "lr": 1e-2},
         batch={"global": 64},
         epochs=5,
     )
-    print(f"run folder: {outcome.folder.path}, off by {outcome.results['valid_channels_off']:.3f} channels")
+    print(f"run folder: {outcome.folder.path}, off by {outcome.results['valid_channel_error']:.3f} channels")

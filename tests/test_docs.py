@@ -12,6 +12,9 @@ import prepared
 import pytest
 import yaml
 from conftest import REPOSITORY, command
+from typer.testing import CliRunner
+
+from tutti.cli.main import app
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 IN_TENSORFLOW = re.compile(r"tensorflow|keras", re.IGNORECASE)
@@ -104,6 +107,21 @@ def test_each_command_in_the_tables_of_the_tutorials_runs_or_says_why_not() -> N
             assert line in executed or expected.startswith("not run: "), row
             checked += 1
     assert checked > 15
+
+
+HELP = sorted((REPOSITORY / "tutti" / "cli").rglob("*.py"))
+SUBMISSION = re.compile(r"tutti submit ((?:digits|mnist|nbody|cifar10|imagenet)[\w/]* --on [^`|\n\"#]+)")
+
+
+SUBMITTING = [page for page in [*PAGES, *HELP] if SUBMISSION.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", SUBMITTING, ids=lambda page: page.stem)
+def test_submissions_of_a_page_are_accepted(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in SUBMISSION.findall(page.read_text()):
+        done = CliRunner().invoke(app, ["submit", *words.split(), "--dry-run"])
+        assert done.exit_code == 0, f"{words}\n{done.exception}"
 
 
 def anchors(page: Path) -> list[str]:

@@ -21,7 +21,7 @@ def test_own_parts_through_a_recipe_on_one_and_two_ranks(tutti: Tutti, tmp_path:
         done = tutti("train", str(EXAMPLES / "own_model.yaml"), "-n", ranks, f"out=on-{ranks}", "epochs=3")
         assert done.code == 0, done.all
         results.append(json.loads(next((tmp_path / f"on-{ranks}").rglob("record.json")).read_text())["results"])
-    assert results[0]["valid_channels_off"] < 1
+    assert results[0]["valid_channel_error"] < 1
     assert results[1] == pytest.approx(results[0], abs=1e-3)
 
 

@@ -97,8 +97,9 @@ def test_a_table_aligns_words_to_the_left_and_numbers_to_the_right(capsys: pytes
 
 
 def test_losses_and_errors_are_better_when_they_are_lower() -> None:
-    names = ("valid_loss", "top1_error", "valid_accuracy", "valid_top5")
-    assert [units.is_lower_better(name) for name in names] == [True, True, False, False]
+    lower = ("valid_loss", "top1_error", "valid_MAE", "rmse", "valid_perplexity", "valid_mse_ema")
+    assert all(map(units.is_lower_better, lower))
+    assert not any(map(units.is_lower_better, ("valid_accuracy", "valid_top5", "valid_f1")))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZE_UNITS = {"b": 1} | {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
 _SIZE_UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
 _BANDWIDTHS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s"), (1.0, "B/s"))
+_LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "perplexity")  # ends of the names of such metrics
 _MOST_RANGES = 16
 _MOST_NAMES = 8
 
@@ -79,7 +80,7 @@ def is_share(metric_name: str) -> bool:
 
 def is_lower_better(metric_name: str) -> bool:
     """Returns whether a smaller value of a metric is the better one: a loss or an error."""
-    return metric_name.removesuffix(EMA).endswith(("loss", "error"))
+    return metric_name.removesuffix(EMA).lower().endswith(_LOWER_IS_BETTER)
 
 
 def metric(name: str, value: float) -> str:

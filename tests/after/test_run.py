@@ -12,7 +12,7 @@ from conftest import Call, command
 from rank_jobs import run_ranks, train
 
 import tutti
-from tutti.after.run import export
+from tutti.after.run import SUFFIXES, export
 from tutti.errors import CheckpointError, ConfigError, FolderError
 from tutti.runs.metrics import read_events
 
@@ -153,6 +153,13 @@ def test_a_file_that_exists_is_kept(folder: Path, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
     export(run, "torch", path, "best", force=True)
     assert torch.load(path, weights_only=True).keys() == run.weights().keys()
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors", "onnx"])
+def test_a_file_that_cannot_be_written_is_named(folder: Path, kind: str) -> None:
+    path = Path("/proc") / f"model{SUFFIXES[kind]}"
+    with pytest.raises(FolderError, match=rf"^{path} cannot be written: "):
+        export(tutti.open_run(folder), kind, path, "best", force=False)
 
 
 @pytest.mark.parametrize(

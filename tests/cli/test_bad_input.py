@@ -27,7 +27,7 @@ def assert_refused(done: Finished, *words: str) -> None:
         (["model.name=small_cn"], ["model.name='small_cn'", "mlp, small_cnn", "Did you mean 'small_cnn'?"]),
         (["data.name=digit"], ["data.name='digit'", "digits, synthetic, mnist, cifar10", "Did you mean 'digits'?"]),
         (["batch.global=65"], ["batch.global=65", "expected a multiple of 16", "Set batch.global=64"]),
-        (["-n", "3"], ["does not split over 3 rank(s)", "Set batch.global=48"]),
+        (["-n", "3"], ["does not split over 3 ranks", "Set batch.global=48"]),
         (["-n", "0"], ["-n 0", "expected 1 or more ranks"]),
         (["model.name=no_such_module:Net"], ["No module named 'no_such_module'"]),
         (["model.name=math:pi"], ["'math:pi' is a float"]),
@@ -115,11 +115,16 @@ def test_an_unwritable_run_folder(tutti: Tutti, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_refused(tutti("train", "digits", "out=file/runs"), "file is not a folder", "out=FOLDER")
     assert_refused(tutti("train", "digits", "-n", "2", "out=/proc/runs"), "/proc cannot be written", "out=FOLDER")
+    (tmp_path / "script.py").touch()
+    done = tutti("run", "-n", "2", "--out", "/proc/runs", "script.py")
+    assert_refused(done, "--out '/proc/runs': /proc cannot be written", "another place with --out FOLDER.")
 
 
 @pytest.mark.ranks
 def test_a_checkpoint_of_another_recipe_or_model(tutti: Tutti, tmp_path: Path) -> None:
-    assert tutti("train", "digits/mlp", "epochs=1", "out=a").code == 0
+    trained = tutti("train", "digits/mlp", "epochs=1", "out=a")
+    assert trained.code == 0
+    assert "\n1 rank on cpu, " in trained.out and " 22 steps an epoch, 1 epoch, fp32\n" in trained.out
     checkpoint = next(tmp_path.rglob("step-*"))
     done = tutti("train", "hello", "--resume", str(checkpoint))
     assert_refused(done, "is of recipe 'digits/mlp' (model mlp), not of 'hello'", "tutti train digits/mlp --resume")

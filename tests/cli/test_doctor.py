@@ -47,6 +47,7 @@ def test_a_run_folder_is_examined_with_its_own_recipe_and_gets_the_record(tutti:
         (["digits", "optim.lrr=1"], "error: "),
         (["--wait", "0"], "error: --wait 0: expected a number of seconds above 0."),
         (["--json", "no/such/place.json"], "error: --json no/such/place.json: there is no folder "),
+        (["--json", "/proc/found.json"], "error: --json '/proc': /proc cannot be written"),
     ],
 )
 def test_wrong_input_is_one_message_and_exit_code_2(

@@ -41,9 +41,10 @@ def test_help_lists_all_commands_in_order_with_what_they_do() -> None:
         assert own.strip().splitlines()[2].strip() == text
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "data"] + ["data get", "data make images"])
+@pytest.mark.parametrize("name", [*COMMANDS, "data get", "data make", "data make images"])
 def test_help_of_every_command_has_an_example(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "500"}).output
+    assert "Example" in shown, shown
     examples = [line.strip() for line in shown.rpartition("Example")[2].splitlines()[1:] if line.strip()]
     assert any(f"tutti {name}" in line for line in examples), shown
     assert not any("tutti" in line.partition("tutti")[2] for line in examples), "one on each line"
@@ -60,6 +61,15 @@ def test_help_shows_no_type_of_flags_which_take_no_value(words: list[str]) -> No
 def test_help_of_tutti_begins_with_a_command_to_try() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "500"}).output
     assert shown.partition("Examples:")[2].splitlines()[1].strip() == "tutti train digits -n 2"
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_train", interrupt)
+    done = CliRunner().invoke(app, ["train", "digits"])
+    assert (done.exit_code, done.stderr) == (130, "stopped on SIGINT\n")
 
 
 def test_a_misspelled_command_suggests_the_right_one() -> None:

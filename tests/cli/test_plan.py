@@ -39,7 +39,7 @@ def test_json_holds_bytes(call_tutti: Call) -> None:
         (("--memory", "0GB"), "--memory 0GB: expected at least 1 MiB. Give the memory of a rank's device, as in 40GB."),
         (("-n", "0"), "-n 0: expected 1 or more ranks. Try -n 2."),
         (("-n", "-3"), "-n -3: expected 1 or more ranks. Try -n 2."),
-        (("batch.global=7", "-n", "2"), "batch.global=7 does not split over 2 rank(s)"),
+        (("batch.global=7", "-n", "2"), "batch.global=7 does not split over 2 ranks"),
         (("batch.micro=0",), "batch.micro=0"),
         (
             ("framework=keras", "batch.micro=null"),

@@ -127,7 +127,7 @@ def test_a_dry_run_shows_the_script_and_leaves_nothing(tutti: Tutti, tmp_path: P
         (["--on", "slrm"], ["unknown site 'slrm'", "Did you mean 'slurm'?"]),
         (["--on", "slurm", "--time", "2h"], ["--time 2h", "for example 30, 30:00, 2:00:00 or 1-12:00:00"]),
         (["--on", "slurm", "--nodes", "0"], ["--nodes 0: expected 1 or more"]),
-        (["--on", "slurm", "--nodes", "3"], ["does not split over 3 rank(s)"]),
+        (["--on", "slurm", "--nodes", "3"], ["does not split over 3 ranks"]),
         (
             ["--on", "slurm", "--nodes", "2", "--ranks-per-node", "3", "parallel.tensor=2"],
             ["parallel.tensor=2 with 3 ranks on a host: expected a divisor of 3"],
@@ -151,9 +151,9 @@ def test_data_that_is_not_visible_from_here_is_a_warning(cluster: Cluster) -> No
     done = cluster.tutti(*words)
     assert done.code == 0
     assert f"warning: {cluster.folder}/mnist, where the recipe reads its data, is not visible from here." in done.err
-    (cluster.folder / "mnist").mkdir()  # as a download without internet leaves it
+    (cluster.folder / "mnist").mkdir()  # as a download that has failed leaves it
     assert cluster.tutti(*words).err == done.err
-    (cluster.folder / "mnist" / "train-images-idx3-ubyte").touch()
+    (cluster.folder / "mnist" / "train-images-idx3-ubyte.gz").touch()
     assert cluster.tutti(*words).err == ""
 
 
@@ -172,9 +172,11 @@ def test_two_boxes_that_are_not_visible_are_a_warning_of_a_study_too(cluster: Cl
 def test_a_log_of_a_rank_that_is_not_there_names_those_that_are(cluster: Cluster) -> None:
     cluster.tutti("submit", "digits", "--on", "slurm", "--nodes", "2", "--ranks-per-node", "2")
     (folder,) = (cluster.folder / "runs" / "digits").iterdir()
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "4", "--follow"), f"--rank 4: {folder} has ranks 0-3.")
     for rank in range(4):
         (folder / "logs" / f"rank-{rank}.log").write_text(f"rank {rank} was here\n")
-    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77"), f"--rank 77: {folder} has logs of ranks 0-3.")
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77"), f"--rank 77: {folder} has ranks 0-3.")
+    assert_refused(cluster.tutti("logs", str(folder), "--rank", "77", "--follow"), "has ranks 0-3.")
     assert cluster.tutti("logs", str(folder), "--rank", "3").out == "rank 3 was here\n"
 
 

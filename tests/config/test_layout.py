@@ -132,3 +132,5 @@ def test_show_prints_batch_and_rates_before_the_samples_are_counted(call_tutti: 
     assert "layout         8 ranks = 8 data; weights sharded over 2 ranks" in shown
     assert "steps          not known before the data is read" in shown
     assert "learning rate  0.0125 first, 0.1 scaled" in shown
+    shown = call_tutti("show", "imagenet/resnet50", "-n", "8", "schedule.warmup_from=zero")[1].splitlines()
+    assert "learning rate  0.1 scaled" in shown

@@ -64,28 +64,28 @@ def test_a_batch_splits_over_ranks_and_passes(
             {"global": 64},
             3,
             1000,
-            "batch.global=64 does not split over 3 rank(s): expected a multiple of 3. "
+            "batch.global=64 does not split over 3 ranks: expected a multiple of 3. "
             "Set batch.global=63, or start a number of ranks that divides 64.",
         ),
         (
             {"global": 64, "micro": 16},
             3,
             1000,
-            "batch.global=64 does not split over 3 rank(s) of micro-batches of 16: expected a multiple of 48. "
+            "batch.global=64 does not split over 3 ranks of micro-batches of 16: expected a multiple of 48. "
             "Set batch.global=48, or start a number of ranks that divides 4.",
         ),
         (
             {"global": 2},
             8,
             1000,
-            "batch.global=2 does not split over 8 rank(s): expected a multiple of 8. "
+            "batch.global=2 does not split over 8 ranks: expected a multiple of 8. "
             "Set batch.global=8, or start a number of ranks that divides 2.",
         ),
         (
             {"global": 50, "micro": 16},
             1,
             1000,
-            "batch.global=50 does not split over 1 rank(s) of micro-batches of 16: expected a multiple of 16. "
+            "batch.global=50 does not split over 1 rank of micro-batches of 16: expected a multiple of 16. "
             "Set batch.global=48.",
         ),
         (

@@ -86,10 +86,28 @@ def test_a_recipe_is_found_by_name_or_by_path(
     assert find(recipe) == (file, run)
 
 
-@pytest.mark.parametrize("recipe", ["", "../recipes/mnist", "mnist keras", "my"])
+@pytest.mark.parametrize("recipe", ["", "no_such/mnist", "mnist keras", "my"])
 def test_what_is_neither_name_nor_path_is_refused_with_the_names(recipe: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"unknown recipe {recipe!r}: expected one of {', '.join(NAMES)}")):
         find(recipe)
+
+
+@pytest.mark.parametrize("recipe", ["../recipes/mnist", "./mnist", "/no/such/run", "runs/digits/2026-11-15_101500_n2"])
+def test_a_path_that_is_not_there_is_refused_without_the_names(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    missing = re.escape(f"{recipe!r}: there is no such file or folder in {tmp_path / 'here'}. ")
+    with pytest.raises(ConfigError, match=f"^{missing}.*tutti list and tutti runs print them"):
+        find(recipe)
+
+
+def test_a_path_without_its_suffix_suggests_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").touch()
+    with pytest.raises(ConfigError, match=r"Did you mean './mine\.yaml'\?$"):
+        find("./mine")
 
 
 def test_a_folder_with_the_name_of_a_recipe_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,5 +124,5 @@ def test_loggers_that_fail_are_named_once_in_a_run_that_is_trained_to_its_end(
     assert (record["state"], record["step"]) == ("finished", 44)
     said = (trained["folder"] / "logs" / "rank-0.log").read_text()
     for name, reason in (("wandb", "ValidationError: .* Settings"), ("mlflow", "UnsupportedModelRegistry.*nowhere")):
-        found = re.findall(rf"warning: log\.to: {name} has failed: (.*)\. The run goes on without it\.", said)
+        found = re.findall(rf"warning: log\.to: {name} has failed: (.*)\. The run continues without it\.", said)
         assert len(found) == 1 and re.match(reason, found[0]), said

@@ -187,7 +187,7 @@ def test_a_logger_that_is_killed_is_named_once(tmp_path: Path, capsys: pytest.Ca
     journal.close()
     said = capsys.readouterr().out
     reason = f"its process was ended by signal 9 (Killed) (more in {folder.logs / 'mlflow.log'})"
-    assert said.count(f"warning: log.to: mlflow has failed: {reason}. The run goes on without it.") == 1
+    assert said.count(f"warning: log.to: mlflow has failed: {reason}. The run continues without it.") == 1
     assert said.count("warning") == 1
     assert [event["step"] for event in read_all_events(folder.metrics)] == [1, 2, 3]
 

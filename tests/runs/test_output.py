@@ -123,6 +123,18 @@ def test_output_goes_on_when_its_reader_has_left(log: Path, monkeypatch: pytest.
     assert log.read_text() == "nor this, but in the log\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_continues_when_the_screen_is_a_file_on_a_full_disk(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with lasting_output():
+            with captured_output(log, on_screen=True):
+                print("in the log", flush=True)
+            print("still here", flush=True)
+        print("written when the file is closed")
+    assert log.read_text() == "in the log\n"
+
+
 def test_a_stream_is_a_terminal_only_where_there_is_a_screen(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as log:
         alone = Tee(None, log)

@@ -131,7 +131,7 @@ def _check_table(done: Finished, speeds: list[float]) -> None:
 def test_a_study_is_planned_without_torch(tmp_path: Path) -> None:
     words = ["scale", "digits", "--ranks", "1,3", "--mode", "strong"]
     done = command(sys.executable, "-c", PROBE, *words, cwd=tmp_path)
-    assert "ranks=3: batch.global=64 does not split over 3 rank(s)" in done.err
+    assert "ranks=3: batch.global=64 does not split over 3 ranks" in done.err
     assert done.out == "2 []\n"
 
 

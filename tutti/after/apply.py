@@ -353,7 +353,7 @@ def _check_output(path: Path, force: bool, source: Path) -> None:
     if path.exists() and source.exists() and path.samefile(source):
         raise FolderError(f"--out {path} holds the inputs: expected another file. Name another with --out.")
     if path.exists() and not force:
-        raise FolderError(f"{path} exists: expected a new file. Name another with --out, or replace it by --force.")
+        raise FolderError(f"{path} exists: expected a new file. Name another with --out, or replace it with --force.")
     if not path.parent.is_dir():
         raise FolderError(f"--out {path}: there is no folder {path.parent}. Create it, or choose another.")
 

@@ -247,7 +247,7 @@ def export(
     for each in (path, about) if kind == "torch" else (path,):
         if each.exists() and not force:
             raise FolderError(
-                f"{each} exists: expected a new file. Choose another with --out, or replace it by --force."
+                f"{each} exists: expected a new file. Choose another with --out, or replace it with --force."
             )
     if not path.parent.is_dir():
         raise FolderError(f"--out {path}: there is no folder {path.parent}. Create it, or choose another.")
@@ -285,7 +285,7 @@ def _check_kind(kind: str, config: RunConfig) -> None:
     if in_keras != (kind in _OF_KERAS):
         fits = _OF_KERAS if in_keras else [each for each in SUFFIXES if each not in _OF_KERAS]
         raise ConfigError(
-            f"--to {kind}: the run has framework={config.framework}, of which {', '.join(fits)} are available."
+            f"--to {kind}: the run has framework={config.framework}, which has the formats {', '.join(fits)}."
         )
 
 

@@ -257,7 +257,8 @@ def _keep(
     segment = session.record.content["segments"][-1]
     conditions = {
         "ranks": f"{session.group.world_size} on {', '.join(dict.fromkeys(session.group.hosts))}",
-        "device": f"{session.device_name}, {found[0].threads} thread(s) a rank, {found[0].cores} core(s) a host",
+        "device": f"{session.device_name}, {units.count(found[0].threads, 'thread')} a rank, "
+        f"{units.count(found[0].cores, 'core')} a host",
         "versions": ", ".join(f"{name} {version}" for name, version in segment["versions"].items()),
         "trials": f"{_TRIALS}, of about {asked.seconds:g} s in all; medians",
         "when": segment["started"],

@@ -31,11 +31,21 @@ _MOST_WORKERS = 64  # or as many as there are cores
 SPLIT_TITLES = {"train": "training", "valid": "validation"}
 
 app = typer.Typer(no_args_is_help=True)
-make_app = typer.Typer(help="Make data to try a recipe with, the same from the same seed.", no_args_is_help=True)
+make_app = typer.Typer(
+    help="Make data to try a recipe with, the same from the same seed.",
+    epilog=examples("tutti data make images", "tutti data make nbody --out data/nbody/train.h5"),
+    no_args_is_help=True,
+)
 app.add_typer(make_app, name="make")
 
 
-@app.callback()
+@app.callback(
+    epilog=examples(
+        "tutti data get mnist",
+        "tutti data pack /scratch/imagenet /scratch/packed",
+        "tutti data make images",
+    )
+)
 def data() -> None:
     """Fetch data, pack it for fast reading, or make some to try a recipe with."""
 
@@ -52,7 +62,7 @@ def get(
     out: Annotated[Path | None, typer.Option(help="The folder for its files.", show_default="data/NAME")] = None,
     mirror: Annotated[str | None, typer.Option("--from", help="Another address to fetch from.")] = None,
 ) -> None:
-    """Download a public dataset, with checksums; interrupted boxes of nbody are continued."""
+    """Download a public dataset and check its files; an interrupted download of nbody is continued."""
     out = out or Path("data") / name
     with _bars(DownloadColumn()) as report:
         files = download(name, out, mirror, report)
@@ -71,9 +81,9 @@ def get(
 def pack(
     source: Annotated[str, typer.Argument(help="A folder of images, a tar of classes, or a dataset module:object.")],
     folder: Annotated[Path | None, typer.Argument(help="The folder for the shards and their index.")] = None,
-    size: Annotated[int, typer.Option(help="Shrink images to so many pixels on the shorter side; 0: not.")] = 256,
+    size: Annotated[int, typer.Option(help="Pixels of the shorter side after shrinking; 0: as they are.")] = 256,
     quality: Annotated[int, typer.Option(help="JPEG quality of images that are shrunk.")] = 90,
-    shard_mb: Annotated[float, typer.Option(help="Size of a shard, about.")] = 512,
+    shard_mb: Annotated[float, typer.Option(help="Approximate size of a shard in MB.")] = 512,
     workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
     validation: Annotated[Path | None, typer.Option(help="A tar of validation images, with --labels.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Their classes: CLASS, or NAME CLASS, in each line.")] = None,
@@ -146,8 +156,8 @@ def images(
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
     train: Annotated[int, typer.Option(help="Training images of each class.")] = 32,
     valid: Annotated[int, typer.Option(help="Validation images of each class.")] = 8,
-    size: Annotated[int, typer.Option(help="Pixels of a side, about.")] = 256,
-    seed: Annotated[int, typer.Option(help="Another seed, other images.")] = 0,
+    size: Annotated[int, typer.Option(help="Approximate number of pixels of a side.")] = 256,
+    seed: Annotated[int, typer.Option(help="The images are the same for the same seed.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
 ) -> None:
     """Draw images of striped discs as a tree of JPEG files, like ImageNet's; their classes can be learned."""
@@ -168,7 +178,7 @@ def images(
 def nbody(
     out: Annotated[Path, typer.Option(help="The HDF5 file; a picture is put beside it.")] = Path("data/nbody/train.h5"),
     box: Annotated[int, typer.Option(help="Cells along a side, an even number.")] = 256,
-    seed: Annotated[int, typer.Option(help="Another seed, another universe.")] = 1,
+    seed: Annotated[int, typer.Option(help="The fields are the same for the same seed.")] = 1,
     cell: Annotated[float | None, typer.Option(help="Length of a cell in Mpc/h.", show_default="0.1")] = None,
     memory_gib: Annotated[float, typer.Option(help="Memory to use; what does not fit goes to disk.")] = 2.0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",

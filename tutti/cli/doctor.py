@@ -19,7 +19,7 @@ from tutti.launch.local import keep_until_exit, start_fork_server
 from tutti.ranks.cores import threads_per_rank
 from tutti.ranks.placement import Placement
 from tutti.ranks.process import end_with_parent
-from tutti.runs.folder import RunFolder
+from tutti.runs.folder import RunFolder, check_writable
 
 _RECORD = "doctor.json"
 
@@ -58,6 +58,8 @@ def doctor(
         raise ConfigError(
             f"--json {record}: there is no folder {record.absolute().parent}. Create it, or choose another."
         )
+    if record is not None and placement.rank == 0:
+        check_writable(str(record.absolute().parent), "--json FILE")
     if placement.world_size > 1 or local.FOLDER_VARIABLE in os.environ or ranks == 1:
         _as_rank(placement, config, Path(out) if out else folder, record, wait)
     else:

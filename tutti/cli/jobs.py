@@ -19,7 +19,7 @@ from tutti.launch.cluster.staging.script import StagingWishes
 from tutti.launch.cluster.status import Status, cancel_job, choose, follow_output, logged_ranks, look, output_files
 from tutti.launch.cluster.submission import describe_missing_data, prepare, submit_run
 from tutti.runs.folder import RunFolder
-from tutti.runs.jobs import Attempt, describe, find_jobs
+from tutti.runs.jobs import Attempt, describe, find_jobs, read_job
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -28,9 +28,9 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "tutti submit digits --on slurm --nodes 4 --ranks-per-node 4 --time 2:00:00",
+        "tutti submit digits --on slurm --nodes 2 --ranks-per-node 2 --time 2:00:00",
         "tutti submit nbody/short --on perlmutter --account m1234 --nodes 8 --queue debug --time 30 epochs=3",
-        "tutti submit digits --on polaris --account datascience --nodes 2 --dry-run",
+        "tutti submit digits --on polaris --account datascience --nodes 1 --dry-run",
     )
 )
 def submit(
@@ -69,7 +69,7 @@ def submit(
     keep_staged: Annotated[bool, typer.Option("--keep-staged", help="Leave the copies on the nodes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and write nothing.")] = False,
 ) -> None:
-    """Submit a recipe to a cluster; its job is requeued when its time is over until the run is complete."""
+    """Submit a recipe to a cluster; the job is requeued at its time limit until the run is complete."""
     wishes = Wishes(
         nodes=nodes,
         ranks=ranks,
@@ -122,7 +122,7 @@ def requeue(
     sys.exit(0 if outcome in ("again", "complete") else ending.code)
 
 
-@app.command(epilog=examples("tutti status", "tutti status runs/digits/2026-11-15_101500_n8"))
+@app.command(epilog=examples("tutti status", "tutti status runs/digits/2026-11-15_101500_n4"))
 def status(
     folder: Annotated[Path | None, typer.Argument(help="A run folder.", show_default="all submitted runs")] = None,
     out: RunsFolder = Path("runs"),
@@ -140,7 +140,7 @@ def status(
     units.print_table(titles, (_row(look(run)) for run in found), left)
 
 
-@app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n8 --rank 3"))
+@app.command(epilog=examples("tutti logs --follow", "tutti logs runs/digits/2026-11-15_101500_n4 --rank 3"))
 def logs(
     folder: Annotated[
         Path | None, typer.Argument(help="A run folder.", show_default="the newest submitted run")
@@ -151,13 +151,13 @@ def logs(
 ) -> None:
     """Print the output of a job or the log of one of its ranks."""
     run = choose(folder, out)
+    if rank is not None:
+        _check_rank(run, rank)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             for text in follow_output(run, rank):
                 print(text, end="", flush=True)
         return
-    if rank is not None and (ranks := logged_ranks(run)) and rank not in ranks:
-        raise FolderError(f"--rank {rank}: {run.path} has logs of {units.ranks(ranks)}. Choose one of them.")
     files = output_files(run, rank)
     found = [path for path in files if path.is_file()]
     if not found:
@@ -170,7 +170,15 @@ def logs(
         print(path.read_text(errors="replace"), end="")
 
 
-@app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n8"))
+def _check_rank(run: RunFolder, rank: int) -> None:
+    """Refuse a rank that neither the job of a run has nor its logs, which another start may have written."""
+    submitted = range(read_job(run).resources["ranks"]) if run.job.is_file() else ()
+    ranks = sorted({*logged_ranks(run), *submitted})
+    if ranks and rank not in ranks:
+        raise FolderError(f"--rank {rank}: {run.path} has {units.ranks(ranks)}. Choose one of them.")
+
+
+@app.command(epilog=examples("tutti cancel runs/digits/2026-11-15_101500_n4"))
 def cancel(folder: RunPath, out: RunsFolder = Path("runs")) -> None:
     """Cancel a submitted run: its ranks save a checkpoint and end, and it is not requeued."""
     job, asked = cancel_job(choose(folder, out))

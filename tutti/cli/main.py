@@ -1,7 +1,7 @@
 """The command `tutti`: joins the commands, each of which is imported from its module when it is called."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,13 @@ class Commands(LazyCommands):
     """The commands of tutti."""
 
     modules, hidden_commands = MODULES, HIDDEN
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end the process without a message
+            print("stopped on SIGINT", file=sys.stderr)
+            raise typer.Exit(130) from None
 
 
 app = typer.Typer(
@@ -60,6 +67,3 @@ def main() -> None:
     except TuttiError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped on SIGINT", file=sys.stderr)
-        sys.exit(130)

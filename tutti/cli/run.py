@@ -32,7 +32,7 @@ def run(
         folder = given_folder()
         as_rank(placement, lambda: run_script(script, arguments, placement, folder))
         return
-    check_writable(out)
+    check_writable(out, "--out FOLDER")
     folder = create_folder(out, Path(script).stem, ranks)
     failure = local.start_ranks(ranks or 1, ["-m", "tutti", "run", script, *arguments], folder)
     if failure is None:

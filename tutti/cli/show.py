@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tutti import units
-from tutti.cli.options import Overrides, Ranks, Recipe, examples
+from tutti.cli.options import Overrides, Recipe, examples
 from tutti.config import options, parts
 from tutti.config.load import Resolved, resolve
 from tutti.config.plan import MANY_SAMPLES, Plan, make_plan
@@ -60,7 +60,9 @@ def new(
 def show(
     recipe: Recipe,
     overrides: Overrides = None,
-    ranks: Ranks = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", help="Ranks of the run; none is started.", show_default="1")
+    ] = None,
     plot_lr: Annotated[Path | None, typer.Option(help="Draw the learning rate of every step into this file.")] = None,
 ) -> None:
     """Print the resolved configuration, and where each value came from."""
@@ -73,14 +75,17 @@ def show(
     samples = _train_samples(resolved.config, needed=plot_lr is not None)
     plan = make_plan(resolved.config, world_size, MANY_SAMPLES if samples is None else samples)
     schedule = make_schedule(resolved.config, plan)
-    _print_plan(console, plan, schedule)
+    warmup = resolved.config.schedule
+    grows_by_epochs = bool(warmup.warmup_epochs) and warmup.warmup_from == "zero"
+    _print_plan(console, plan, schedule, plan.is_counted or not grows_by_epochs)
     if plot_lr is not None:
         from tutti.report.curves import draw_schedule
 
         try:
             draw_schedule(schedule, plan.steps_per_epoch, plot_lr)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot-lr {plot_lr}: cannot be written: {error}.") from error
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise ConfigError(f"--plot-lr {plot_lr}: cannot be written: {reason}.") from error
         console.print(f"learning rate of every step: {plot_lr}")
 
 
@@ -141,7 +146,7 @@ def _print_values(console: Console, resolved: Resolved) -> None:
         console.print(Text(f"{line:<48}"), Text(f"# {source}", style="dim" if source == "default" else "green"))
 
 
-def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
+def _print_plan(console: Console, plan: Plan, schedule: Schedule, is_first_known: bool) -> None:
     """What a run does on its ranks; where samples are not counted, what does not depend on their number."""
     ranks, layout = units.count(plan.world_size, "rank"), plan.layout
     shares = ranks if layout.sharing == 1 else f"{layout.data_ranks} data"
@@ -150,7 +155,7 @@ def _print_plan(console: Console, plan: Plan, schedule: Schedule) -> None:
     warmup = f", after {units.count(schedule.warmup_steps, 'step')} of warm-up{held}" if schedule.warmup_steps else ""
     first, last = schedule.lr_at(0), schedule.lr_at(max(0, plan.total_steps - 1))
     steps = f"{plan.total_steps:,} {of} {units.count(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"
-    rates = f"{first:.3g} first, {schedule.peak_lr:.3g} scaled"
+    rates = f"{first:.3g} first, {schedule.peak_lr:.3g} scaled" if is_first_known else f"{schedule.peak_lr:.3g} scaled"
     rows = (
         (
             "global batch",

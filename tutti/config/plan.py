@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tutti.config.layout import Layout, chunks_per_rank, make_layout
 from tutti.config.run import RunConfig
 from tutti.errors import ConfigError
+from tutti.units import count
 
 MANY_SAMPLES = 1 << 40  # for a plan before their number is known: an epoch is long
 
@@ -105,7 +106,7 @@ def _check_split(global_batch: int, ranks: int, micro: int | None, most: int) ->
             fixes.append(f"start a number of ranks that divides {whole}")
         fix = ", or ".join(fixes) or "start fewer ranks, or lower batch.micro"
         raise ConfigError(
-            f"batch.global={global_batch} does not split over {ranks} rank(s){passes}: expected a multiple of "
+            f"batch.global={global_batch} does not split over {count(ranks, 'rank')}{passes}: expected a multiple of "
             f"{unit}. {fix[0].upper()}{fix[1:]}."
         )
 

@@ -136,6 +136,12 @@ def _no_run(folder: Path) -> str:
     return f"{folder} is a folder without config.yaml, and so no run folder: expected the folder of one run. {hint}"
 
 
+def _is_path(recipe: str) -> bool:
+    """Return whether a name can only be meant as a path: it begins with a folder that is there, or that is no name."""
+    first, slash, _ = recipe.partition("/")
+    return bool(slash) and (first in ("", ".", "..", "~") or os.path.isdir(first))
+
+
 def find(recipe: str) -> tuple[Path, str]:
     """The file and the run of a recipe's name: `mnist`, `mnist/large_batch`, `my.yaml`, `my.yaml/run`."""
     for path, run in ((recipe, DEFAULT_RUN), recipe.rpartition("/")[::2]):
@@ -147,6 +153,12 @@ def find(recipe: str) -> tuple[Path, str]:
     path = BUILT_IN / f"{name}.yaml"
     if os.path.isdir(recipe) and not isfile(path):
         raise ConfigError(_no_run(Path(recipe)))
+    if not isfile(path) and _is_path(recipe):
+        hint = f" Did you mean '{recipe}.yaml'?" if isfile(f"{recipe}.yaml") else ""
+        raise ConfigError(
+            f"{recipe!r}: there is no such file or folder in {Path.cwd()}. Give a recipe's name, the path of a YAML "
+            f"file, or the folder of a run: tutti list and tutti runs print them.{hint}"
+        )
     if not re.fullmatch(r"[\w.-]+", name) or not isfile(path):
         names = [found for found, _ in built_in()]
         raise ConfigError(

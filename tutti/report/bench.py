@@ -48,7 +48,8 @@ def draw_phases(found: Sequence[Measurement], path: Path) -> Path:
         _draw_several(axes, found)
     first = found[0]
     recipe = first.settings.get("recipe", "")
-    figure.suptitle(f"{recipe}: {first.ranks} rank(s) on {first.device_name}, {first.trials} trials", fontsize=11)
+    title = f"{recipe}: {units.count(first.ranks, 'rank')} on {first.device_name}, {first.trials} trials"
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
@@ -175,7 +176,7 @@ def draw_collectives(folder: Path) -> Path:
     conditions = results.conditions
     hosts = len(set(conditions["hosts"]))
     figure.suptitle(
-        f"collectives over {conditions['backend']}, {conditions['ranks']} ranks on {hosts} host(s), "
+        f"collectives over {conditions['backend']}, {conditions['ranks']} ranks on {units.count(hosts, 'host')}, "
         f"median and range of {conditions['trials']} trials, lines: fits",
         fontsize=11,
     )
@@ -211,7 +212,7 @@ def _draw_series(axes: Axes, points: list[Measured], scale: Scale, style: tuple[
     middle = np.array([scale(point.bytes, point.seconds) for point in points])
     ends = [[scale(p.bytes, end(p.trials_seconds)) for p in points] for end in (min, max)]
     below, above = middle - np.min(ends, axis=0), np.max(ends, axis=0) - middle
-    label = f"{points[0].ranks} ranks, {points[0].hosts} host(s)"
+    label = f"{points[0].ranks} ranks, {units.count(points[0].hosts, 'host')}"
     axes.errorbar(sizes, middle, [below, above], fmt=mark, ms=5, capsize=2, color=colour, label=label)
     if line := fit_line(as_points(points)):
         along = np.geomspace(min(sizes), max(sizes), 100)

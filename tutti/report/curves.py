@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
+from tutti import units
 from tutti.config.schedule import Schedule
 from tutti.report.style import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, STROKES, VERMILION, plt
 from tutti.runs.folder import RunFolder
@@ -39,7 +40,8 @@ def draw_curves(folder: RunFolder) -> Path | None:
     speed.set_ylim(bottom=0)
     if measured:
         _plot_noise(next(panels), folder)
-    figure.suptitle(f"{record.get('recipe', folder.path.name)}, {record.get('ranks', '?')} rank(s)", fontsize=11)
+    ranks = f", {units.count(record['ranks'], 'rank')}" if "ranks" in record else ""
+    figure.suptitle(f"{record.get('recipe', folder.path.name)}{ranks}", fontsize=11)
     figure.savefig(folder.curves, dpi=110)
     plt.close(figure)
     return folder.curves

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from string import ascii_uppercase
 
 from tutti.errors import FolderError
 from tutti.runs.files import parse_json, to_dataclass, write_durably
@@ -149,23 +150,22 @@ def remove_folder(folder: RunFolder) -> None:
         os.removedirs(folder.path.parent)
 
 
-def check_writable(out: str) -> None:
-    """Refuse a place for run folders that cannot be written, before anything starts."""
-    path = Path(out)
+def check_writable(out: str, option: str = "out=FOLDER") -> None:
+    """Refuse a place for run folders that cannot be written, before anything starts; `option` gives another one."""
+    path, given = Path(out), f"{option.rstrip(ascii_uppercase)}{out!r}"
+    fix = f"Choose another place with {option}."
     while not path.exists() and path != path.parent:
         path = path.parent
     if not path.is_dir():
-        raise FolderError(f"out={out!r}: {path} is not a folder. Choose another place with out=FOLDER.")
+        raise FolderError(f"{given}: {path} is not a folder. {fix}")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise FolderError(f"out={out!r}: {path} cannot be written by this user. Choose another place with out=FOLDER.")
+        raise FolderError(f"{given}: {path} cannot be written by this user. {fix}")
     try:  # a read-only file system passes the test above for root
         probe = path / f".tutti-{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise FolderError(
-            f"out={out!r}: {path} cannot be written: {error.strerror}. Choose another place with out=FOLDER."
-        ) from error
+        raise FolderError(f"{given}: {path} cannot be written: {error.strerror}. {fix}") from error
 
 
 def write_config(folder: RunFolder, recipe: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from tutti import units
 from tutti.errors import summarise_error
@@ -17,6 +17,20 @@ from tutti.runs.folder import RunFolder
 from tutti.runs.loggers import Logger, LoggerError, open_logger
 from tutti.runs.metrics import NOISE, LineLog, trim_events
 from tutti.runs.output import Tee
+
+_WIDE = 80  # characters of a terminal wide enough for the bar beside the numbers of a step
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """The parts of the progress line; on a narrow terminal one text, of which the end is cut off."""
+    epoch, steps, numbers = (
+        "[bold]epoch {task.fields[epoch]}/{task.fields[epochs]}[/]",
+        "{task.completed:,.0f}/{task.total:,.0f}",
+        "{task.fields[numbers]}",
+    )
+    if width < _WIDE:
+        return [TextColumn(f"{epoch} {steps} {numbers}")]
+    return [TextColumn(epoch), BarColumn(16), TextColumn(steps), TextColumn(numbers), TimeRemainingColumn(compact=True)]
 
 
 class Screen:
@@ -31,14 +45,8 @@ class Screen:
         terminal = stream.screen if isinstance(stream, Tee) else stream
         self._log = stream.log if isinstance(stream, Tee) else None
         if live and terminal is not None and terminal.isatty():
-            self._bar = Progress(
-                TextColumn("[bold]epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-                BarColumn(bar_width=16),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(compact=True),
-                console=Console(file=terminal),
-            )
+            console = Console(file=terminal)
+            self._bar = Progress(*_columns(console.width), console=console)
             fields = {"epoch": 0, "epochs": epochs, "numbers": ""}
             self._task = self._bar.add_task("", total=total_steps, completed=first_step, **fields)
             self._bar.start()
@@ -187,7 +195,7 @@ class Journal:
         except Exception as error:
             self._loggers.pop(name, None)
             reason = str(error) if isinstance(error, LoggerError) else summarise_error(error)
-            self.say(f"warning: log.to: {name} has failed: {reason.rstrip('.')}. The run goes on without it.")
+            self.say(f"warning: log.to: {name} has failed: {reason.rstrip('.')}. The run continues without it.")
 
 
 def rewind(folder: RunFolder, step: int, unvalidated: bool = False) -> None:

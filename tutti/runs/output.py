@@ -16,7 +16,8 @@ from typing import BinaryIO, TextIO
 class Tee(io.TextIOBase):
     """A stream that writes to the screen and to a log, or to one of them.
 
-    A log that cannot be written is passed over, and so is a screen whose reader has left, as `head` does.
+    A log that cannot be written is passed over, and so is a screen whose reader has left, as `head` does, or that is a
+    file on a full disk.
     """
 
     def __init__(self, screen: TextIO | None, log: TextIO | None, prefix: str = "") -> None:
@@ -50,10 +51,10 @@ class Tee(io.TextIOBase):
 
     @contextlib.contextmanager
     def _whoever_reads(self, screen: TextIO) -> Iterator[None]:
-        """Have the descriptor of a screen lead nowhere when its reader has left: its buffer is written at the exit."""
+        """Have the descriptor of a screen lead nowhere when it cannot be written: its buffer is written at the exit."""
         try:
             yield
-        except BrokenPipeError:
+        except OSError:
             with open(os.devnull, "w") as nowhere, contextlib.suppress(OSError):
                 os.dup2(nowhere.fileno(), screen.fileno())
 

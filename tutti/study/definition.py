@@ -117,8 +117,9 @@ def read_definition(folder: StudyFolder) -> Definition:
     try:
         return read_dataclass(folder.definition, Definition)
     except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise FolderError(
-            f"{folder.path} holds no study ({folder.definition.name}: {error}): expected a folder that tutti scale or "
+            f"{folder.path} holds no study ({folder.definition.name}: {reason}): expected a folder that tutti scale or "
             "tutti sweep has made."
         ) from error
 

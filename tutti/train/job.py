@@ -263,7 +263,7 @@ class Job(TrainingProgress, Generic[LearnerType]):
                 self.journal.commit()
             except CheckpointError as error:
                 self._save_problem = str(error)
-                self.journal.say(f"warning: {error}. Training goes on; earlier checkpoints are untouched.")
+                self.journal.say(f"warning: {error}. Training continues; earlier checkpoints are untouched.")
         self._is_best = False
         self.learner.timer.paused()
         self.monitor.save_seconds = max(self.monitor.save_seconds, time.monotonic() - began)

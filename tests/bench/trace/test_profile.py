@@ -88,7 +88,7 @@ def test_the_summary_is_printed_and_kept_beside_nothing_else(profiled: Profiled)
     assert names == {"config.yaml", "record.json", "logs", "traces", "timeline.json.gz", "summary.txt"}
     text = (folder / "summary.txt").read_text()
     assert text in done.out
-    assert text.startswith("digits: steps 3 to 4 on 2 rank(s), cpu\n")
+    assert text.startswith("digits: steps 3 to 4 on 2 ranks, cpu\n")
     assert re.search(r"^1 on .*\d", text, re.MULTILINE) and re.search(r"^mean ", text, re.MULTILINE)
     assert "aten::convolution_backward" in text and "hidden behind compute" in text
     assert re.search(r"^1: CPU +[\d.]+", text, re.MULTILINE)

@@ -190,7 +190,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(tree: Path, whole: Path, tmp_
     complete = len(list((tmp_path / "full").glob("train-*.tar")))
     assert complete >= 1
     assert message.startswith(f"{tmp_path / 'full'} cannot be written: File too large. {complete} of ")
-    assert message.endswith("shards are complete and are kept. Make room, and run the command again.")
+    assert message.endswith("shards are complete and are kept. Free disk space, and run the command again.")
     assert not list((tmp_path / "full").glob("*.partial"))
     packed(tree, tmp_path / "full")
     assert files(tmp_path / "full") == files(whole)

@@ -37,6 +37,7 @@ from tutti.train.build import agreed, build_job
 from tutti.train.job import Job
 from tutti.train.learner import TorchLearner
 from tutti.train.torch import TorchFramework
+from tutti.units import count
 
 
 class Ranges:
@@ -159,7 +160,8 @@ def profile_rank(config: RunConfig, asked: TracedSteps, placement: Placement, fo
             job.valid_sets = {}
             try:
                 agreed(group, lambda: asked.check_end(job.plan.total_steps))
-                session.say(f"{config.recipe}: {asked.last:,} step(s) on {group.world_size} rank(s), then the traces")
+                ranks = count(group.world_size, "rank")
+                session.say(f"{config.recipe}: {count(asked.last, 'step')} on {ranks}, then the traces")
                 _trace(session, job, ranges, asked)
             finally:
                 job.close()
@@ -266,7 +268,7 @@ def _beside(path: Path, rank: int) -> Path:
 def _report(session: Session, asked: TracedSteps, summaries: list[RankSummary], offsets: list[int]) -> None:
     path = session.folder.path
     steps = f"step {asked.first:,}" if asked.first == asked.last else f"steps {asked.first:,} to {asked.last:,}"
-    title = f"{session.config.recipe}: {steps} on {session.group.world_size} rank(s), {session.device_name}"
+    title = f"{session.config.recipe}: {steps} on {count(session.group.world_size, 'rank')}, {session.device_name}"
     text = write_summary(title, summaries, offsets)
     write_durably(path / "summary.txt", text)
     session.say(f"\n{text}")

@@ -202,7 +202,7 @@ def _draw(folder: Path, curve: "ScalingCurve", made: "list[Forecast]", is_band: 
     from tutti.report.forecast import draw_forecast
     from tutti.runs.folder import check_writable
 
-    check_writable(str(folder))
+    check_writable(str(folder), "--out FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
     return draw_forecast(folder / "forecast.png", curve, made, is_band)
 

@@ -66,7 +66,7 @@ def pack(
         try:
             _write_missing(source(), name, folder, options, workers, part, skips, report)
         except OSError as error:
-            fix = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Check the folder"
+            fix = "Free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Check the folder"
             raise DataError(_stopped(folder, f"{folder} cannot be written: {error.strerror}.", fix)) from error
         except BrokenProcessPool as error:
             raise DataError(_stopped(folder, "a packing process was killed.", "Use fewer --workers")) from error

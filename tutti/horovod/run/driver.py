@@ -264,9 +264,9 @@ class Driver:
             return
         taken = {(worker.host, worker.slot) for worker in self.workers}
         free = {name: [n for n in range(slots) if (name, n) not in taken] for name, slots in usable.items()}
-        room = (options.max_np or sys.maxsize) - sum(not worker.leaving for worker in self.workers)
+        left = (options.max_np or sys.maxsize) - sum(not worker.leaving for worker in self.workers)
         hosts = {host.name: host for host in self._hosts}
-        filled = fill_hosts({name: len(slots) for name, slots in free.items()}, max(room, 0))
+        filled = fill_hosts({name: len(slots) for name, slots in free.items()}, max(left, 0))
         places = [(name, slot) for name, count in filled.items() for slot in free[name][:count]]
         new = [Candidate(number, *place) for number, place in enumerate(places, self._started)]
         expected = assign_ranks([*(worker.candidate for worker in self.workers if not worker.leaving), *new])
