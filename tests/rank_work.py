@@ -4,17 +4,21 @@ import os
 import socket
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tutti.config.schema import DdpConfig, RuntimeConfig
 from tutti.errors import ConfigError
 from tutti.parallel.ddp import share_memory, wrap_model
+from tutti.ranks import store
 from tutti.ranks.environments import discover
 from tutti.ranks.group import Group, join
+from tutti.ranks.messages import listen
 
 PATIENT_SECONDS = 600.0  # for ranks of which none is missing
 
@@ -64,6 +68,34 @@ def meet_at_a_taken_port() -> None:
     if os.environ["RANK"] == "0":
         with socket.create_server(("", int(os.environ["MASTER_PORT"]))):
             join_all(start_timeout_seconds=PATIENT_SECONDS)
+
+
+def meet_after_an_earlier_rank_0() -> float | None:
+    """The third process holds the store of an agent, and is rank 0 of the start before."""
+    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    patience = timedelta(seconds=PATIENT_SECONDS)
+    held = {"is_master": True, "master_listen_fd": listen(port, "127.0.0.1").detach()} if rank == 2 else {}
+    agent = dist.TCPStore("127.0.0.1", port, timeout=patience, wait_for_workers=False, **held)
+    if rank == 2:
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+        store.meet(discover(os.environ), PATIENT_SECONDS).hub.close(0.0)
+        agent.set("there", "")
+        agent.wait(["met/0", "met/1"])
+        return None
+    connect = store._connect
+
+    def noted(*given: Any) -> Any:
+        agent.set("looked", "")
+        return connect(*given)
+
+    store._connect = noted  # of rank 1, which reads the address before rank 0 writes its own
+    agent.wait(["there"] if rank else ["looked"])
+    group = join_all(start_timeout_seconds=PATIENT_SECONDS)
+    found = group.sum(torch.tensor(1.0)).item()
+    group.leave()
+    agent.set(f"met/{rank}", "")
+    return found
 
 
 def average_many(rounds: int) -> tuple[list[float], list[str]]:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from conftest import Tutti
 from rank_jobs import run_ranks
-from rank_work import agree_on_errors, arrive_late, join_without_rank_1, meet_at_a_taken_port, sum_and_gather
+from rank_work import (
+    agree_on_errors,
+    arrive_late,
+    join_without_rank_1,
+    meet_after_an_earlier_rank_0,
+    meet_at_a_taken_port,
+    sum_and_gather,
+)
 
 from tutti.errors import ConfigError, DeadlineError, LaunchError
 
@@ -69,3 +76,8 @@ def test_ranks_of_torchrun_meet_again_and_not_at_their_earlier_addresses(tmp_pat
     (tmp_path / "joins.py").write_text(JOINS)
     done = tutti("run", "-n", "2", "joins.py")
     assert done.code == 0 and done.out.startswith("2.0\n" * 12), done.all
+
+
+def test_new_ranks_of_torchrun_meet_though_its_store_has_the_address_of_an_earlier_rank_0() -> None:
+    """Its agent starts new processes where a host is added, and counts that as no restart."""
+    assert run_ranks(3, meet_after_an_earlier_rank_0)[:2] == [2.0, 2.0]

@@ -27,6 +27,7 @@ from tutti.ranks.secret import ForgedContent, Secret, make_secret
 
 _LOOPBACK = "127.0.0.1"
 _HUB = "hub"  # the key of its address, and the purpose of the signature
+_LOOK_SECONDS = 5.0  # for one attempt to reach the hub whose address is in the store
 _meetings: Counter[str] = Counter()  # of this process, by start: at the store of an agent, which outlives them
 
 
@@ -131,8 +132,14 @@ def _meet_at_store(placement: Placement, secret: Secret, seconds: float) -> tupl
         store.set(key, signed)  # pyright: ignore[reportArgumentType]
         return _serve(placement, secret, listener, 0), of_meeting
     deadline = time.monotonic() + seconds
-    address, port = _read_address(store, key, secret, placement, seconds)
-    return _connect(secret, address, [port], placement, max(deadline - time.monotonic(), 0.1))[0], of_meeting
+    while True:  # the agent may have started new processes, and the address is still that of the ones before
+        left = max(deadline - time.monotonic(), 0.1)
+        address, port = _read_address(store, key, secret, placement, left)
+        try:
+            return _connect(secret, address, [port], placement, min(left, _LOOK_SECONDS))[0], of_meeting
+        except DeadlineError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def _read_address(store: dist.Store, key: str, secret: Secret, placement: Placement, seconds: float) -> tuple[str, int]:
