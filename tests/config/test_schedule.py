@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +180,20 @@ def test_a_warm_up_is_shortened_where_only_the_run_was(given: str) -> None:
         make_schedule(config, plan)
     config = load("cifar10/resnet_small", "epochs=20")
     assert make_schedule(config, make_plan(config, 1, 50_000)).notes == ()
+
+
+def test_a_warm_up_is_shortened_where_a_recipe_in_another_file_sets_the_length(tmp_path: Path) -> None:
+    def shortens(text: str, *overrides: str) -> bool:
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"extends: cifar10/resnet_small\n{text}")
+        return load(str(path), *overrides).schedule.shorten_warmup
+
+    assert shortens("epochs: 1\n")
+    assert not shortens("epochs: 1\nschedule: {warmup_epochs: 3}\n")
+    assert not shortens("schedule: {warmup_epochs: 40}\n")
+    assert not shortens("epochs: 1\n", "schedule.warmup_epochs=3")
+    assert shortens("schedule: {warmup_epochs: 3}\n", "max_steps=5")
+    assert not load("cifar10/resnet_small").schedule.shorten_warmup
 
 
 def test_before_samples_are_counted_a_warm_up_is_compared_in_its_own_unit() -> None:

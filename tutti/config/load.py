@@ -112,10 +112,11 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     """Read a recipe, follow `extends`, apply the overrides, validate."""
     path, run = find(recipe)
     layers = Layers()
-    for source, values in _chain(path, run):
+    chain = _chain(path, run)
+    for source, values in chain:
         layers.add(values, source)
     layers.override(overrides)
-    if _may_shorten_warmup(layers):
+    if _may_shorten_warmup(layers, [*(source for source, _ in chain), COMMAND_LINE]):
         layers.merge({"schedule": {"shorten_warmup": True}}, "because the length of the run was given")
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
@@ -123,13 +124,18 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     return Resolved(validate(layers.values, layers.sources), layers.sources)
 
 
-def _may_shorten_warmup(layers: Layers) -> bool:
-    """Returns whether a command line sets the length of the run, and leaves the warm-up to the recipe."""
+def _may_shorten_warmup(layers: Layers, order: list[str]) -> bool:
+    """Returns whether the length of the run is set after the warm-up, by a command line or a recipe in another file."""
     sources, schedule = layers.sources, layers.values.get("schedule")
-    typed = {key for key, source in sources.items() if source == COMMAND_LINE}
-    asked = {("schedule", key) for key in ("warmup_epochs", "warmup_steps", "shorten_warmup")}
-    has_warmup = isinstance(schedule, dict) and any(schedule.get(key) for key in ("warmup_epochs", "warmup_steps"))
-    return has_warmup and bool(typed & {("epochs",), ("max_steps",)}) and not typed & asked
+    if not isinstance(schedule, dict) or not any(schedule.get(key) for key in ("warmup_epochs", "warmup_steps")):
+        return False
+    asked = [("schedule", key) for key in ("warmup_epochs", "warmup_steps", "shorten_warmup")]
+    length, warmup = (
+        max((order.index(sources[key]) for key in keys if key in sources), default=0)
+        for keys in ([("epochs",), ("max_steps",)], asked)
+    )
+    files = [order[place].rpartition(" [")[0] for place in (length, warmup)]
+    return length > warmup and files[0] != files[1]
 
 
 def change(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
