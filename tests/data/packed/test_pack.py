@@ -115,6 +115,16 @@ def test_large_images_are_shrunk_and_others_stored_as_they_are(tree: Path, tmp_p
         assert shrink((tmp_path / "a.tif").read_bytes(), 128, 90)[1:] == (".jpg", 300, 260)
 
 
+def test_files_of_one_name_and_two_suffixes_are_two_members(tmp_path: Path) -> None:
+    folder = tmp_path / "tree" / "train" / "class_000"
+    folder.mkdir(parents=True)
+    for name in ("a.JPEG", "a.jpg", "a.png"):
+        Image.new("RGB", (300, 260)).save(folder / name)
+    packed(tmp_path / "tree", tmp_path / "packed")
+    with tarfile.open(tmp_path / "packed" / "train-00000.tar") as archive:
+        assert archive.getnames() == [f"class_000/{name}" for name in ("a.JPEG", "a.jpg", "a.png.jpg")]
+
+
 def test_the_same_source_gives_the_same_bytes(tree: Path, whole: Path, tmp_path: Path) -> None:
     packed(tree, tmp_path / "again")
     assert files(tmp_path / "again") == files(whole)

@@ -10,6 +10,8 @@ from tutti.data.jpeg_blocks import add_table
 from tutti.data.packed.sources import PackSource, SourceSplit
 from tutti.errors import ConfigError
 
+_JPEG = (".jpg", ".jpeg")
+
 
 @dataclass(frozen=True)
 class PackOptions:
@@ -53,7 +55,9 @@ def encode(samples: SourceSplit, index: int, kind: str, options: PackOptions) ->
         raise
     except Exception as error:  # decoders raise almost anything on bytes that are wrong
         return PackedSample(name, label, problem=find_reason(error, content))
-    return PackedSample(os.path.splitext(name)[0] + suffix if suffix else name, label, stored, width, height)
+    if os.path.splitext(name)[1].lower() not in _JPEG:
+        name += suffix  # beside the old one: a.png may have an a.jpg beside it
+    return PackedSample(name, label, stored, width, height)
 
 
 def shrink(content: bytes, size: int, quality: int) -> tuple[bytes, str, int, int]:
