@@ -209,3 +209,18 @@ def test_a_checkpoint_that_a_script_asks_for_in_vain_is_told_by_its_argument(
     with pytest.raises(CheckpointError) as caught:
         tutti.start("own", torch.utils.data.TensorDataset(torch.zeros(4, 1)), batch=2, epochs=1, resume=resume)
     assert str(caught.value).startswith(said)
+
+
+def test_processes_that_read_samples_are_a_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = torch.utils.data.TensorDataset(torch.zeros(4, 1), torch.zeros(4, 1))
+    assert tutti.start("own", samples, batch=2, epochs=1, workers=2).config.data.workers == 2
+    monkeypatch.setattr("tutti.train.torch.run_rank", lambda framework, config, placement: config)
+    options: dict[str, Any] = {"optim": {"name": "sgd", "lr": 0.1}, "batch": {"global": 2}, "epochs": 1}
+    config: Any = tutti.fit(torch.nn.Linear(1, 1), samples, data={"workers": 2}, **options)
+    assert (config.data.workers, config.data.name) == (2, "torch.utils.data.dataset:TensorDataset")
+    for given, said in (
+        ({"metrics": ["accuracy"]}, r"^metrics=\['accuracy'\]: expected functions by their names"),
+        ({"loss": "mse"}, r"^loss='mse': expected a function of outputs and targets, or a module"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            tutti.fit(torch.nn.Linear(1, 1), samples, **given, **options)

@@ -276,16 +276,18 @@ def start(
     epochs: int,
     lr: float = 1.0,
     resume: str | Path | None = None,
+    workers: int = 0,
     **recipe: Any,
 ) -> Run:
     """A run for a training loop in a script, as a rank of whatever started it: `with tutti.start(...) as run:`.
 
-    `batch` is the global batch, `resume` a run folder, a checkpoint or "latest"; `recipe` has other keys of recipes.
+    `batch` is the global batch, `resume` a run folder, a checkpoint or "latest", and `workers` the processes of a rank
+    that read samples; `recipe` has other keys of recipes.
     """
     script = Path(sys.argv[0]).stem or "__main__"
     values = {
         "recipe": name,
-        "data": {"name": f"{type(data).__module__}:{type(data).__qualname__}"},
+        "data": {"name": f"{type(data).__module__}:{type(data).__qualname__}", "workers": workers},
         "model": {"name": script + LOOP},
         "optim": {"name": script + LOOP, "lr": lr},
         "metrics": [],

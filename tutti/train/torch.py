@@ -178,7 +178,13 @@ def fit(
 
     Run the script with `python` for one rank, or with `tutti run -n 4`, `mpirun` or `srun` for more.
     """
-    values = {"data": {"name": _name(train_data)}, "model": {"name": _name(model)}, "recipe": name} | recipe
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics={metrics!r:.60}: expected functions by their names, as in {{'error': error}}.")
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"loss={loss!r:.60}: expected a function of outputs and targets, or a module.")
+    values = {"model": {"name": _name(model)}, "recipe": name} | recipe
+    if isinstance(data := recipe.get("data", {}), Mapping):
+        values["data"] = {"name": _name(train_data), **data}
     if metrics is not None:
         values["metrics"] = [_name(metric) for metric in metrics.values()]
     if loss is not None:
