@@ -49,7 +49,7 @@ def assert_refused(done: Finished, *words: str) -> None:
             ["data.shuffle=block"],
             ["data.shuffle='block'", "'auto', 'stored', 'keyed' or 'blocks'", "Did you mean 'blocks'?"],
         ),
-        (["data.shuffle_window=0"], ["data.shuffle_window=0", "expected greater than 0"]),
+        (["data.shuffle_window=0"], ["data.shuffle_window=0", "expected a number greater than 0"]),
         (["data.shufle=keyed"], ["unknown key 'data.shufle'", "Did you mean 'shuffle'?"]),
         (["batch.global=1600"], ["larger than the 1437 training samples"]),
     ],

@@ -91,10 +91,13 @@ LAYOUTS = {
         "parallel.space=[2, -1] (command line): expected a number of",
     ),
     "four dimensions": (("digits", "parallel.space=[2,1,1,1]"), "or up to 3 such numbers, as in [2,2,1]."),
-    "no stage": (("digits", "parallel.stages=0"), "parallel.stages=0 (command line): expected greater than 0."),
+    "no stage": (
+        ("digits", "parallel.stages=0"),
+        "parallel.stages=0 (command line): expected a number greater than 0.",
+    ),
     "negative stages": (
         ("digits", "parallel.stages=-2"),
-        "parallel.stages=-2 (command line): expected greater than 0.",
+        "parallel.stages=-2 (command line): expected a number greater than 0.",
     ),
     "a model that needs the whole sample": (
         ("digits", "-n", "2", "parallel.space=2"),

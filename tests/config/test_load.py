@@ -319,11 +319,11 @@ def test_a_section_emptied_on_the_command_line_no_longer_comes_from_the_recipe()
         ),
         ("epochs=2.0", "epochs=2.0 (command line): expected a whole number."),
         ("epochs=true", "epochs=True (command line): expected a whole number."),
-        ("epochs=0", "epochs=0 (command line): expected greater than 0."),
+        ("epochs=0", "epochs=0 (command line): expected a number greater than 0."),
         ("seed=-1", "seed=-1 (command line): expected a whole number from 0 to 9223372036854775807, for example 42."),
         ("optim.lr=fast", "optim.lr='fast' (command line): expected a number."),
         ("optim.lr=.nan", "optim.lr=nan (command line): expected a finite number."),
-        ("model.dropout=1", "model.dropout=1 (command line): expected less than 1."),
+        ("model.dropout=1", "model.dropout=1 (command line): expected a number less than 1."),
         ("model.hidden=5", "model.hidden=5 (command line): expected a list."),
         ("log.tensorboard=1", "log.tensorboard=1 (command line): expected true or false."),
         ("out=[5]", "out=[5] (command line): expected text; put it in quotes, as in '\"512\"'."),
@@ -389,7 +389,7 @@ def test_an_unknown_key_at_the_top_names_its_file_and_the_nearest_key(tmp_path: 
 def test_all_wrong_keys_are_reported_at_once(runs: str) -> None:
     assert refusal(runs, "epochs=0", "seed=-1", "model.name=mpl").splitlines() == [
         f"model.name='mpl' (command line): expected one of {MODELS}, or module:object. Did you mean 'mlp'?",
-        "epochs=0 (command line): expected greater than 0.",
+        "epochs=0 (command line): expected a number greater than 0.",
         "seed=-1 (command line): expected a whole number from 0 to 9223372036854775807, for example 42.",
     ]
 

@@ -273,7 +273,8 @@ def _explain(error: dict[str, Any], sources: Mapping[Key, str]) -> str:
         return f"{name}={given!r}{place}: expected {error['ctx']['expected']}.{nearest(str(given), _words(error))}"
     if kind == "value_error":
         return f"{name}{place}: {error['ctx']['error']}"
-    expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    noun = "a number " if kind.startswith(("greater_than", "less_than")) else ""
+    expected = _EXPECTED.get(kind) or noun + error["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{name}={given!r}{place}: expected {expected}."
 
 
