@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_named(folder: Path, kind: str) -> None
     ("words", "said"),
     [
         (["export", "--to", "torchh"], "--to torchh: expected one of safetensors, torch, onnx"),
-        (["export", "--to", "keras"], "the run has framework=torch, of which safetensors, torch, onnx are"),
+        (["export", "--to", "keras"], "the run has framework=torch, which has the formats safetensors, torch, onnx."),
         (["export", "--to", "torch", "--out", "model.onnx"], "expected a file that ends in .pt for --to torch"),
         (["export", "--to", "torch", "--out", "no/model.pt"], "there is no folder no"),
         (["export", "--to", "torch", "--out", "/proc/m.pt"], "/proc/m.pt cannot be written: No such file or directory"),

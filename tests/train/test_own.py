@@ -160,7 +160,7 @@ def test_mistakes_of_a_script_are_named(tmp_path: Path) -> None:
         "noise": "ConfigError: log.noise_scale=true with a loop of your own: expected models that the script steps, ",
         "best": "TrainingError: the epoch of step 1 ended without valid_loss, which checkpoint.best, stop_at or ",
         "batch": "ConfigError: a global batch of 9 is larger than the 8 training samples",
-        "no_batch": "ConfigError: batch.global=0 (start()): expected greater than 0.",
+        "no_batch": "ConfigError: batch.global=0 (start()): expected a number greater than 0.",
         "not_one_number": "TrainingError: run.log: loss is of the shape [2, 1]: expected one real number. Give a mean ",
         "no_number": "TrainingError: run.log: loss is 'small': expected one real number.",
         "taken_name": "TrainingError: run.log: the name lr is one that every line of metrics.jsonl may have: expected",
