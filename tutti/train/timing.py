@@ -91,7 +91,7 @@ def _find_gpu_time() -> Callable[[], float]:
 
 @functools.cache
 def _idle_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream(priority=-1)  # torch hands out the same streams again, those of this priority to nobody
+    return torch.cuda.Stream(priority=-1)  # of 32 that torch hands out in turn: few ask for this priority
 
 
 _PAUSE = "pause"
