@@ -32,9 +32,9 @@ _HERE = Path(__file__).parent
 _RULE = (
     "These sentences follow from the numbers below by fixed rules. Intervals contain 95% of 1,000 bootstrap draws "
     "over runs and the log windows within them; with one run per setting they do not include the variation between "
-    "runs. A run has collapsed if its loss is not finite or ends above its start, or if its final accuracy is at most "
-    "1.5 times chance. Outliers differ from the median by more than 3.5 scaled median absolute deviations and by more "
-    "than 1% (windows) or 5% (runs); they are marked and included."
+    "runs. A run has collapsed if its loss is not finite or ends above its start, or if the odds of its final accuracy "
+    "are at most 1.5 times those of guessing. Outliers differ from the median by more than 3.5 scaled median absolute "
+    "deviations and by more than 1% (windows) or 5% (runs); they are marked and included."
 )
 
 
