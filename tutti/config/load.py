@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pydantic
 
@@ -113,10 +113,10 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     path, run = find(recipe)
     layers = Layers()
     chain = _chain(path, run)
-    for source, values in chain:
-        layers.add(values, source)
+    for layer in chain:
+        layers.add(layer.values, layer.source)
     layers.override(overrides)
-    if _may_shorten_warmup(layers, [*(source for source, _ in chain), COMMAND_LINE]):
+    if _may_shorten_warmup(layers, chain):
         layers.merge({"schedule": {"shorten_warmup": True}}, "because the length of the run was given")
     if "recipe" not in layers.values:
         name = path.stem if run == DEFAULT_RUN else f"{path.stem}/{run}"
@@ -124,18 +124,27 @@ def resolve(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     return Resolved(validate(layers.values, layers.sources), layers.sources)
 
 
-def _may_shorten_warmup(layers: Layers, order: list[str]) -> bool:
+class _RunInFile(NamedTuple):
+    """A run as a file has it, without the one that it extends."""
+
+    source: str  # for people
+    path: Path
+    values: dict[str, Any]
+
+
+def _may_shorten_warmup(layers: Layers, chain: list[_RunInFile]) -> bool:
     """Returns whether the length of the run is set after the warm-up, by a command line or a recipe in another file."""
     sources, schedule = layers.sources, layers.values.get("schedule")
     if not isinstance(schedule, dict) or not any(schedule.get(key) for key in ("warmup_epochs", "warmup_steps")):
         return False
     asked = [("schedule", key) for key in ("warmup_epochs", "warmup_steps", "shorten_warmup")]
+    order = [*(layer.source for layer in chain), COMMAND_LINE]
+    files = [*(layer.path for layer in chain), None]
     length, warmup = (
         max((order.index(sources[key]) for key in keys if key in sources), default=0)
         for keys in ([("epochs",), ("max_steps",)], asked)
     )
-    files = [order[place].rpartition(" [")[0] for place in (length, warmup)]
-    return length > warmup and files[0] != files[1]
+    return length > warmup and files[length] != files[warmup]
 
 
 def change(config: RunConfig, overrides: Iterable[str]) -> RunConfig:
@@ -177,7 +186,7 @@ def _check_valid_sets(config: RunConfig) -> None:
             raise ConfigError("\n".join(named)) from None
 
 
-def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> list[_RunInFile]:
     """The layers of a run, those of the run that it extends first."""
     runs = read_runs(path, set(RunConfig.model_fields))
     if run not in runs:
@@ -190,7 +199,7 @@ def _chain(path: Path, run: str, seen: tuple[tuple[Path, str], ...] = ()) -> lis
     values = dict(runs[run])
     parent = values.pop("extends", None)
     folder = "recipes/" if path.parent == BUILT_IN else ""
-    layer = [(f"{folder}{path.name} [{run}]", values)]
+    layer = [_RunInFile(f"{folder}{path.name} [{run}]", path, values)]
     if parent is None:
         return layer
     seen = (*seen, (path.resolve(), run))
